@@ -1,0 +1,1 @@
+"""specjax: distil a draft, decode speculatively, prove that nothing changed."""

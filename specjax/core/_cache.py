@@ -1,0 +1,129 @@
+"""The contiguous key/value cache: preallocated, with one length a row.
+
+Axes: B rows, T new tokens of a call, S slots, K key/value heads, H head size, L layers.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.core._record import record
+
+
+@record
+class KVCache:
+    """Keys and values of every layer, and how many slots of each row are valid.
+
+    `length` is the only truth: slots at or past it hold garbage and are never visible.
+    Each row writes at its own `length`, so that rows of a batch may accept different
+    numbers of tokens, and rolling back is `with_length(shorter)`: shapes never change.
+
+    A write past the last slot is dropped. `lax.dynamic_update_slice` would clamp it
+    and overwrite valid slots instead (https://github.com/jax-ml/jax/issues/9083).
+
+    Layers are separate arrays: slicing a stacked `[L, ...]` array copies the slice on
+    every step of a decoding loop.
+    """
+
+    keys: tuple[Array, ...]  # L x [B, K, S, H]
+    values: tuple[Array, ...]  # L x [B, K, S, H]
+    length: Array  # [B] int32
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        num_layers: int,
+        batch: int,
+        num_kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype,
+    ) -> "KVCache":
+        """Allocates an empty cache of `capacity` slots a row."""
+        shape = (batch, num_kv_heads, capacity, head_dim)
+        # Each layer has a buffer of its own: donating the same one twice is an error.
+        return cls(
+            keys=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+            values=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+            length=jnp.zeros((batch,), jnp.int32),
+        )
+
+    @property
+    def capacity(self) -> int:
+        """Slots a row."""
+        return self.keys[0].shape[2]
+
+    def with_length(self, length: Array) -> "KVCache":
+        """Returns the cache with `length [B]` valid slots: rollback, or commit."""
+        return KVCache(self.keys, self.values, length.astype(jnp.int32))
+
+    def advance(self, num_tokens: int) -> "KVCache":
+        """Returns the cache with `num_tokens` more valid slots in every row."""
+        return self.with_length(self.length + num_tokens)
+
+    def update(
+        self, layer: int, key: Array, value: Array
+    ) -> tuple["KVCache", Array, Array]:
+        """Writes the keys and values of T new tokens of one layer behind each row.
+
+        Args:
+            layer: which layer.
+            key: `[B, T, K, H]`.
+            value: `[B, T, K, H]`.
+
+        Returns:
+            The cache (its `length` unchanged: `advance` moves it once for all layers)
+            and the layer's `[B, K, S, H]` keys and values to attend to.
+        """
+        keys = _write(self.keys[layer], key, self.length)
+        values = _write(self.values[layer], value, self.length)
+        cache = KVCache(
+            (*self.keys[:layer], keys, *self.keys[layer + 1 :]),
+            (*self.values[:layer], values, *self.values[layer + 1 :]),
+            self.length,
+        )
+        return cache, keys, values
+
+    def visible(self, num_tokens: int, mask: Array | None, window: int | None) -> Array:
+        """Which slots each of T new tokens may look at.
+
+        Args:
+            num_tokens: T, the tokens of this call, to be written at `length ...`.
+            mask: `[B, T, T]`, which of this call's tokens each may look at; None is
+                causal. All valid slots before them stay visible: a tree of drafts is
+                one such mask.
+            window: how many positions back a token sees, itself included; None: all.
+
+        Returns:
+            `[B, T, S]` booleans.
+        """
+        slot = jnp.arange(self.capacity)[None, None, :]
+        start = self.length[:, None, None]
+        query = start + jnp.arange(num_tokens)[None, :, None]
+        if mask is None:
+            seen = slot <= query
+        else:
+            offset = slot - start  # [B, 1, S]
+            column = jnp.clip(offset, 0, num_tokens - 1)
+            column = jnp.broadcast_to(column, (*mask.shape[:2], self.capacity))
+            inside = (offset >= 0) & (offset < num_tokens)
+            seen = (slot < start) | (
+                inside & jnp.take_along_axis(mask, column, axis=-1)
+            )
+        if window is not None:
+            seen &= slot > query - window
+        return seen
+
+
+def _write(cache: Array, new: Array, length: Array) -> Array:
+    """Writes `new [B, T, K, H]` at slots `length[b] ...` of `cache [B, K, S, H]`."""
+
+    def row(cache_row: Array, new_row: Array, start: Array) -> Array:
+        slot = start + jnp.arange(new_row.shape[0])
+        # A negative index would wrap around: send it past the end, where it is dropped.
+        slot = jnp.where(slot < 0, slot + 2**30, slot)
+        new_row = jnp.swapaxes(new_row, 0, 1).astype(cache_row.dtype)
+        return cache_row.at[:, slot].set(new_row, mode="drop", unique_indices=True)
+
+    return jax.vmap(row)(cache, new, length)

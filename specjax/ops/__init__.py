@@ -1,0 +1,18 @@
+"""Pure array maths without parameters (level 1)."""
+
+from specjax.ops._attention import attention
+from specjax.ops._rope import apply_rope, rope_frequencies, rope_kinds
+from specjax.ops._sample import fold, row_keys, sample
+from specjax.ops._warp import one_hot_log, warp
+
+__all__ = [
+    "apply_rope",
+    "attention",
+    "fold",
+    "one_hot_log",
+    "rope_frequencies",
+    "rope_kinds",
+    "row_keys",
+    "sample",
+    "warp",
+]
