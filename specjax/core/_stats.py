@@ -83,7 +83,7 @@ class SpecStats:
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """alpha at each place in the block, given that verification reached it."""
+        """Alpha at each place in the block, given that verification reached it."""
         accepted = np.asarray(self.accepted_at).sum(0)
         evaluated = np.asarray(self.evaluated_at).sum(0)
         return [_ratio(a, e) for a, e in zip(accepted, evaluated, strict=True)]

@@ -99,7 +99,7 @@ class ModelConfig:
 
 
 def freeze(settings: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:
-    """Settings as sorted pairs, lists as tuples: a hashable value that means the same."""
+    """Settings as sorted pairs, lists as tuples: hashable, and the same."""
     return tuple(
         (key, tuple(value) if isinstance(value, list) else value)
         for key, value in sorted((settings or {}).items())
