@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Num
+from jaxtyping import Float, Int, Num
 
 from specjax.core import Sampling
 
@@ -18,10 +18,10 @@ from specjax.core import Sampling
 def warp(logits: Float[Array, "*B V"], sampling: Sampling) -> Float[Array, "*B V"]:
     """Returns the normalised float32 log-probabilities that tokens are drawn from.
 
-    Temperature, then top-k, then top-p, then min-p; each filter sees what the one before
-    it kept, renormalised. Filters keep *every* token that ties with the last one kept,
-    so the result does not depend on the order of the vocabulary. Temperature 0 is a
-    one-hot arg max (the first of ties): log-probability 0 there, `-inf` elsewhere.
+    Temperature, then top-k, then top-p, then min-p; each filter sees what the one
+    before it kept, renormalised. Filters keep *every* token that ties with the last one
+    kept, so the result does not depend on the order of the vocabulary. Temperature 0 is
+    a one-hot arg max (the first of ties): 0 there, `-inf` elsewhere.
 
     Args:
         logits: raw scores in any float type; `-inf` is a token that cannot be drawn.
@@ -45,13 +45,14 @@ def warp(logits: Float[Array, "*B V"], sampling: Sampling) -> Float[Array, "*B V
         keep = scaled >= jnp.log(_over(sampling.min_p, logits))
         scaled = jnp.where(keep, scaled, -jnp.inf)
     log_p = jax.nn.log_softmax(scaled, axis=-1)
-    return jnp.where(greedy, one_hot_log(jnp.argmax(logits, -1), logits), log_p)
+    return jnp.where(
+        greedy, one_hot_log(jnp.argmax(logits, -1), logits.shape[-1]), log_p
+    )
 
 
-def one_hot_log(token: Array, like: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
-    """The log of a point mass: 0 at `token [*B]`, `-inf` elsewhere, float32."""
-    vocabulary = jnp.arange(like.shape[-1])
-    hit = token[..., None] == vocabulary
+def one_hot_log(token: Int[Array, "*B"], vocab_size: int) -> Float[Array, "*B V"]:
+    """The log of a point mass: 0 at `token`, `-inf` elsewhere, float32."""
+    hit = jax.nn.one_hot(token, vocab_size, dtype=bool)
     return jnp.where(hit, 0.0, -jnp.inf).astype(jnp.float32)
 
 

@@ -1,0 +1,17 @@
+"""Plain and speculative decoding: one loop, and `generate` around it (level 4)."""
+
+from specjax.decoding._decode import Decoded, decode, make_rules
+from specjax.decoding._loop import Decoder, DecodeState, NoDraft
+from specjax.decoding._rules import FINISH_REASONS, Rules, StopStrings
+
+__all__ = [
+    "FINISH_REASONS",
+    "DecodeState",
+    "Decoded",
+    "Decoder",
+    "NoDraft",
+    "Rules",
+    "StopStrings",
+    "decode",
+    "make_rules",
+]

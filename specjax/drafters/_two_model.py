@@ -1,0 +1,127 @@
+"""A smaller language model drafts a chain of tokens, one after the other."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.core import (
+    Checkpoint,
+    Context,
+    Feedback,
+    LanguageModel,
+    Params,
+    Proposal,
+)
+from specjax.drafters._registry import registry, require_gamma
+from specjax.io import check_same_tokenizer
+from specjax.ops import fold, sample, warp
+
+
+@registry.register("two_model")
+@dataclasses.dataclass(frozen=True)
+class TwoModel:
+    """Drafts `gamma` tokens with a draft model, each drawn from its own law q.
+
+    The state is the draft's cache. It holds all but the last two tokens of a row: the
+    last was never read, and the one before it may be the last draft of a round in which
+    all were accepted, which was drawn but never read either. The first pass of a round
+    reads both; a slot that is there already is written again with the same numbers.
+
+    Attributes:
+        draft: a checkpoint, or a bare model whose parameters the caller passes.
+        gamma: G, tokens drafted in a round.
+        vocab_size: the target's V (set by `bind`): a smaller draft vocabulary never
+            drafts the ids it lacks, and of a larger one the surplus is masked. Only
+            the draft is masked, so the target's law stays as it is.
+
+    Reference: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
+    """
+
+    draft: Checkpoint | LanguageModel
+    gamma: int = 5
+    vocab_size: int | None = None
+
+    def __post_init__(self):
+        require_gamma(self.gamma)
+
+    @property
+    def model(self) -> LanguageModel:
+        """The draft model."""
+        return self.draft.model if isinstance(self.draft, Checkpoint) else self.draft
+
+    def bind(self, target: Checkpoint, max_length: int) -> tuple["TwoModel", Params]:
+        """See `Drafter.bind`: the tokeniser must be the target's."""
+        if not isinstance(self.draft, Checkpoint):
+            raise ValueError(
+                "TwoModel needs a checkpoint to draft with in generate(), got a bare "
+                f"{type(self.draft).__name__}; use specjax.load or Checkpoint(model, "
+                "params)"
+            )
+        check_same_tokenizer(target, self.draft)
+        if self.model.max_length < max_length:
+            raise ValueError(
+                f"the draft reads at most {self.model.max_length} tokens, but a row "
+                f"may come to {max_length}; shorten the prompt or max_new_tokens, or "
+                "use a draft with a longer context"
+            )
+        bound = dataclasses.replace(
+            self, draft=self.model, vocab_size=target.model.vocab_size
+        )
+        return bound, self.draft.params
+
+    def init(
+        self, params: Params, tokens: Array, length: Array, capacity: int
+    ) -> Params:
+        """Reads the prompts but for their last two tokens, see the class."""
+        dtype = jax.tree.leaves(params)[0].dtype
+        cache = self.model.init_cache(tokens.shape[0], capacity, dtype)
+        if tokens.shape[1] > 2:
+            _, cache = self.model.apply(params, tokens[:, :-2], cache)
+        # One token: -1. The slot before the first is dropped when it is written.
+        return cache.with_length(length - 2)
+
+    def propose(
+        self, params: Params, keys: Array, state: Params, context: Context
+    ) -> tuple[Proposal, Params]:
+        """Draws G tokens; G passes of the draft, the first reads two tokens."""
+
+        def draw(logits: Array, index) -> tuple[Array, Array]:
+            log_q = warp(self._to_target(logits), context.sampling)
+            return sample(fold(keys, index), log_q), log_q
+
+        last_two = context.token_at(context.length[:, None] + jnp.array([[-2, -1]]))
+        out, cache = self.model.apply(params, last_two, state)
+        token, log_q = draw(out.logits[:, -1], 0)
+
+        def step(carry, index):
+            cache, token = carry
+            out, cache = self.model.apply(params, token[:, None], cache)
+            token, log_q = draw(out.logits[:, -1], index)
+            return (cache, token), (token, log_q)
+
+        (cache, _), (tokens, log_qs) = jax.lax.scan(
+            step, (cache, token), jnp.arange(1, self.gamma)
+        )
+        tokens = jnp.concatenate([token[None], tokens])  # [G, B]
+        log_qs = jnp.concatenate([log_q[None], log_qs])
+        proposal = Proposal.chain(
+            jnp.swapaxes(tokens, 0, 1),
+            jnp.swapaxes(log_qs, 0, 1),
+            jnp.full((tokens.shape[1],), self.gamma, jnp.int32),
+        )
+        return proposal, cache
+
+    def commit(self, params: Params, state: Params, feedback: Feedback) -> Params:
+        """Rolls the draft's cache back to what was accepted."""
+        return state.with_length(feedback.length - 2)
+
+    def _to_target(self, logits: Array) -> Array:
+        """Logits over the target's ids: missing ones `-inf`, surplus ones dropped."""
+        size = logits.shape[-1]
+        wanted = self.vocab_size or size
+        if wanted <= size:
+            return logits[..., :wanted]
+        padding = [(0, 0)] * (logits.ndim - 1) + [(0, wanted - size)]
+        return jnp.pad(logits, padding, constant_values=-jnp.inf)

@@ -1,0 +1,5 @@
+"""Verifiers by name."""
+
+from specjax.core import Registry
+
+registry: Registry = Registry("verifier")

@@ -1,0 +1,76 @@
+"""Speculative sampling by rejection (Leviathan et al., arXiv 2211.17192, algorithm 1)."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.core import Proposal, Verdict
+from specjax.ops import fold, sample
+from specjax.verifiers._registry import registry
+
+
+@registry.register("rejection")
+@dataclasses.dataclass(frozen=True)
+class Rejection:
+    """Accepts draft x with probability min(1, p(x) / q(x)), else corrects it.
+
+    The first rejected draft is replaced by a draw from the residual
+    norm(max(0, p - q)); if all stay, a bonus token is drawn from p. Whatever q is, the
+    emitted tokens follow p exactly, as long as q is the law that was drawn from: a
+    deterministic drafter's q is a point mass, so a draft is accepted with probability
+    p(x) and the residual is p without x.
+
+    Reference: Leviathan et al., Fast Inference from Transformers via Speculative
+    Decoding, arXiv 2211.17192, algorithm 1; theorem 3.5 for the acceptance rate.
+    """
+
+    lossless: ClassVar[bool] = True
+
+    def __call__(self, keys: Array, proposal: Proposal, log_p: Array) -> Verdict:
+        """See `specjax.core.Verifier`."""
+        tokens, log_q = proposal.tokens, proposal.log_q
+        batch, gamma = tokens.shape
+        drafted = jnp.arange(gamma)[None, :] < proposal.num_drafted[:, None]
+        # What was not drafted has no mass: never accepted, and its residual is p.
+        log_q = jnp.where(drafted[..., None], log_q, -jnp.inf)
+
+        ratio = at(log_p[:, :gamma], tokens) - at(log_q, tokens)
+        uniform = jax.vmap(lambda key: jax.random.uniform(key, (gamma,)))(fold(keys, 0))
+        # Strict: a draft that the target cannot emit (ratio -inf) is never accepted.
+        accept = drafted & (jnp.log(uniform) < ratio)
+        num_accepted = leading(accept)
+
+        none = jnp.full((batch, 1, log_p.shape[-1]), -jnp.inf)
+        p = jnp.exp(row_at(log_p, num_accepted))
+        q = jnp.exp(row_at(jnp.concatenate([log_q, none], axis=1), num_accepted))
+        residual = jnp.maximum(p - q, 0.0)
+        # p == q leaves nothing but rounding to draw from: then p itself is the law.
+        empty = jnp.sum(residual, axis=-1, keepdims=True) <= 0.0
+        last = sample(fold(keys, 1), jnp.log(jnp.where(empty, p, residual)))
+        return verdict(num_accepted, tokens, last)
+
+
+def at(log_probs: Array, tokens: Array) -> Array:
+    """`log_probs [B, G, V]` at `tokens [B, G]`."""
+    return jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
+
+
+def row_at(x: Array, index: Array) -> Array:
+    """`x [B, G+1, V]` at position `index [B]`: `[B, V]`."""
+    return jnp.take_along_axis(x, index[:, None, None], axis=1)[:, 0]
+
+
+def leading(accept: Array) -> Array:
+    """How many of `accept [B, G]` are true before the first that is not."""
+    return jnp.sum(jnp.cumprod(accept.astype(jnp.int32), axis=1), axis=1)
+
+
+def verdict(num_accepted: Array, tokens: Array, last: Array) -> Verdict:
+    """The drafts `tokens [B, G]` with `last [B]` behind those that were accepted."""
+    slot = jnp.arange(tokens.shape[1] + 1)[None, :]
+    padded = jnp.pad(tokens, ((0, 0), (0, 1)))
+    emitted = jnp.where(slot == num_accepted[:, None], last[:, None], padded)
+    return Verdict(num_accepted, emitted)
