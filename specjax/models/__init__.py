@@ -1,6 +1,26 @@
 """Language models in Flax Linen, their configurations and name conversion (level 2)."""
 
 from specjax.models._config import ModelConfig, freeze
+from specjax.models._convert import (
+    architectures,
+    config_from_hf,
+    config_to_hf,
+    param_path,
+    tensor_from_hf,
+    tensor_shapes,
+    tensor_to_hf,
+)
 from specjax.models._transformer import CausalLM
 
-__all__ = ["CausalLM", "ModelConfig", "freeze"]
+__all__ = [
+    "CausalLM",
+    "ModelConfig",
+    "architectures",
+    "config_from_hf",
+    "config_to_hf",
+    "freeze",
+    "param_path",
+    "tensor_from_hf",
+    "tensor_shapes",
+    "tensor_to_hf",
+]

@@ -1,0 +1,15 @@
+"""Checkpoints in and out: the hub, safetensors, GGUF and tokenisers (level 2)."""
+
+from specjax.io._export import export
+from specjax.io._fetch import fetch
+from specjax.io._load import best_kernel_layout, load
+from specjax.io._tokenizer import check_same_tokenizer, token_bytes
+
+__all__ = [
+    "best_kernel_layout",
+    "check_same_tokenizer",
+    "export",
+    "fetch",
+    "load",
+    "token_bytes",
+]
