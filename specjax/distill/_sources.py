@@ -1,0 +1,257 @@
+"""Data policies: which sequences a draft is trained on.
+
+DistillSpec (Zhou et al., arXiv 2310.08461, section 3) studies fixed text, samples of
+the target, samples of the draft, and mixtures. GKD (Agarwal et al., arXiv 2306.13649,
+algorithm 1) flips a coin of probability lambda for samples of the student.
+
+Rollouts are made inside the jitted step by the loop that serves them later
+(`decoding.decode`). They are data: no gradient flows through the sampling.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.core import Registry, Sampling
+from specjax.decoding import decode
+from specjax.distill._state import Batch, Policy
+from specjax.ops import fold
+
+_sources: Registry[Callable[..., "Source"]] = Registry("data source")
+
+
+def source_names() -> tuple[str, ...]:
+    """The registered data policies."""
+    return _sources.names()
+
+
+def get_source(name: str) -> Callable[..., "Source"]:
+    """The class registered under `name`; a ValueError lists near names."""
+    return _sources.get(name)
+
+
+class Source(Protocol):
+    """Turns a batch of the corpus into the batch to train on. Frozen and hashable."""
+
+    def width(self, width: int) -> int:
+        """T of the batches that `draw` returns, for corpus batches of `width`."""
+        ...
+
+    def draw(
+        self,
+        step_key: Array,
+        row_keys: Array,
+        batch: Batch,
+        student: Policy,
+        teacher: Policy | None,
+    ) -> Batch:
+        """Draws the sequences; pure, called inside the jitted step.
+
+        Args:
+            step_key: the step's key, the same for all of its micro-batches.
+            row_keys: `[B]`, one key a row, whatever the split in micro-batches.
+            batch: rows of the corpus.
+            student: the model in training.
+            teacher: the target, if the run has one.
+        """
+        ...
+
+
+@_sources.register("fixed")
+@dataclass(frozen=True)
+class FixedCorpus:
+    """The corpus as it is: ground truth, or samples of the target made beforehand."""
+
+    def width(self, width: int) -> int:
+        """The corpus's."""
+        return width
+
+    def draw(self, step_key, row_keys, batch, student, teacher) -> Batch:
+        """The batch itself."""
+        return batch
+
+
+@dataclass(frozen=True)
+class _Rollout:
+    """Continues each row's prompt. Every new token counts, its end of text too.
+
+    Attributes:
+        prompt_size: P, the longest prompt; longer ones are cut to their first P tokens.
+        max_new_tokens: the most tokens drawn for a row.
+        sampling: how they are drawn.
+        eos_ids: ids that end a row.
+    """
+
+    prompt_size: int
+    max_new_tokens: int
+    sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
+    eos_ids: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        for name in ("prompt_size", "max_new_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
+        object.__setattr__(self, "eos_ids", tuple(self.eos_ids))
+
+    def width(self, width: int) -> int:
+        """P + max_new_tokens."""
+        return self.prompt_size + self.max_new_tokens
+
+    def _continue(self, writer: Policy, keys: Array, batch: Batch) -> Batch:
+        if batch.tokens.shape[1] < self.prompt_size:
+            raise ValueError(
+                f"prompt_size must be at most the corpus width {batch.tokens.shape[1]},"
+                f" got {self.prompt_size}"
+            )
+        size = self.width(0)
+        prompts = batch.tokens[:, : self.prompt_size]
+        prompt_length = jnp.clip(batch.prompt_length, 1, self.prompt_size)
+        out = decode(
+            writer.model,
+            jax.lax.stop_gradient(writer.params),
+            prompts,
+            prompt_length,
+            keys,
+            max_new_tokens=self.max_new_tokens,
+            sampling=self.sampling,
+            eos_ids=jnp.asarray(self.eos_ids or (-1,), jnp.int32),
+        )
+        index = jnp.arange(size)[None, :]
+        there = index < out.length[:, None]
+        # A row without a prompt has nothing to continue: it counts nothing.
+        asked = (batch.prompt_length > 0)[:, None]
+        return Batch(
+            tokens=jnp.where(there, out.tokens, 0),
+            mask=there & (index >= prompt_length[:, None]) & asked,
+            prompt_length=prompt_length,
+            on_policy=jnp.zeros(prompt_length.shape, bool),
+        )
+
+
+@_sources.register("student")
+@dataclass(frozen=True)
+class StudentGenerated(_Rollout):
+    """On-policy: the draft writes, the target scores (GKD with lambda = 1)."""
+
+    def draw(self, step_key, row_keys, batch, student, teacher) -> Batch:
+        """Samples of the student as it is at this step."""
+        drawn = self._continue(student, fold(row_keys, 0), batch)
+        wrote = jnp.ones_like(drawn.on_policy)
+        return Batch(drawn.tokens, drawn.mask, drawn.prompt_length, wrote)
+
+
+@_sources.register("target")
+@dataclass(frozen=True)
+class TargetGenerated(_Rollout):
+    """The target writes: costs a decoding run of the large model at every step.
+
+    Samples made once and used as a `FixedCorpus` cost less; these are always fresh.
+    """
+
+    def draw(self, step_key, row_keys, batch, student, teacher) -> Batch:
+        """Samples of the target."""
+        if teacher is None:
+            raise ValueError("TargetGenerated needs a teacher, got none")
+        return self._continue(teacher, fold(row_keys, 0), batch)
+
+
+@_sources.register("mixture")
+@dataclass(frozen=True)
+class Mixture:
+    """Rows of `other` with probability `fraction` (lambda), of `base` otherwise.
+
+    Attributes:
+        base: the source used with probability 1 - fraction.
+        other: the source used with probability `fraction`, as a rule the student's.
+        fraction: lambda, in [0, 1].
+        per: what a coin decides. "step": the whole step, as in GKD; only the source
+            that won is run. "row": each row by itself; both sources are run. "split":
+            no coin, every micro-batch has the same share of rows, evenly spread, and
+            each source is run for its own rows only: the cheapest without variance.
+
+    Coins come from the run's own key (of the step, or of the row), never from the host.
+    """
+
+    base: Source
+    other: Source
+    fraction: float = 0.5
+    per: str = "step"
+
+    def __post_init__(self):
+        if not 0 <= self.fraction <= 1:
+            raise ValueError(f"fraction must be in [0, 1], got {self.fraction}")
+        _MIXERS.get(self.per)
+
+    def width(self, width: int) -> int:
+        """The wider of the two."""
+        return max(self.base.width(width), self.other.width(width))
+
+    def draw(self, step_key, row_keys, batch, student, teacher) -> Batch:
+        """Draws from one, the other or both."""
+        width = self.width(batch.tokens.shape[1])
+
+        def drawer(source: Source, salt: int):
+            # Nested mixtures flip coins of their own.
+            step_salted = jax.random.fold_in(step_key, salt)
+
+            def draw(row_keys: Array, batch: Batch) -> Batch:
+                keys = fold(row_keys, salt)
+                drawn = source.draw(step_salted, keys, batch, student, teacher)
+                return _widen(drawn, width)
+
+            return draw
+
+        mix = _MIXERS.get(self.per)
+        draw_base, draw_other = drawer(self.base, 1), drawer(self.other, 2)
+        return mix(self.fraction, draw_base, draw_other, step_key, row_keys, batch)
+
+
+_MIXERS: Registry[Callable[..., Batch]] = Registry("mixture (per=)")
+
+
+@_MIXERS.register("step")
+def _mix_step(fraction, base, other, step_key, row_keys, batch) -> Batch:
+    coin = jax.random.uniform(jax.random.fold_in(step_key, 0)) < fraction
+    return jax.lax.cond(coin, other, base, row_keys, batch)
+
+
+@_MIXERS.register("row")
+def _mix_row(fraction, base, other, step_key, row_keys, batch) -> Batch:
+    coins = jax.vmap(jax.random.uniform)(fold(row_keys, 0)) < fraction
+    return _select(coins, other(row_keys, batch), base(row_keys, batch))
+
+
+@_MIXERS.register("split")
+def _mix_split(fraction, base, other, step_key, row_keys, batch) -> Batch:
+    share = np.floor(fraction * np.arange(row_keys.shape[0] + 1) + 1e-9)
+    chosen, rest = (
+        np.flatnonzero(np.diff(share) > 0),
+        np.flatnonzero(np.diff(share) == 0),
+    )
+    parts = [
+        source(row_keys[rows], jax.tree.map(lambda x, rows=rows: x[rows], batch))
+        for source, rows in ((other, chosen), (base, rest))
+        if rows.size
+    ]
+    back = np.argsort(np.concatenate([chosen, rest]))
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs)[back], *parts)
+
+
+def _select(rows: Array, yes: Batch, no: Batch) -> Batch:
+    def pick(a: Any, b: Any) -> Array:
+        return jnp.where(rows.reshape(rows.shape + (1,) * (a.ndim - 1)), a, b)
+
+    return jax.tree.map(pick, yes, no)
+
+
+def _widen(batch: Batch, width: int) -> Batch:
+    """Pads to `width` positions; those count nothing."""
+    more = ((0, 0), (0, width - batch.tokens.shape[1]))
+    tokens, mask = jnp.pad(batch.tokens, more), jnp.pad(batch.mask, more)
+    return Batch(tokens, mask, jnp.asarray(batch.prompt_length), batch.on_policy)

@@ -1,0 +1,152 @@
+"""The records that training passes around.
+
+Axes: B rows, T positions of a sequence. This module stays outside jaxtyping's hook.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.core import LanguageModel, Params, record, static_field
+
+
+@record
+class Policy:
+    """A model with its parameters, as one argument of pure functions."""
+
+    params: Params
+    model: LanguageModel = static_field()
+
+
+@record
+class Batch:
+    """Sequences to train on, padded on the right.
+
+    Padding is known by `mask`, never by an id: a pad id that equals the end of text
+    does not take the end of text out of the loss.
+
+    `mask[b, i]` says that token i is to be predicted (from the tokens before it) and
+    counts in the loss. Column 0 never does: nothing predicts it.
+    """
+
+    tokens: Array  # [B, T] int32
+    mask: Array  # [B, T] bool
+    prompt_length: Array  # [B] int32, where a rollout takes over
+    on_policy: Array  # [B] bool, rows that the student wrote: never labels
+
+    @classmethod
+    def of(
+        cls, tokens: Any, *, length: Any = None, prompt_length: Any = None, mask=None
+    ) -> "Batch":
+        """A batch of given sequences, on the host.
+
+        Args:
+            tokens: `[B, T]` ids, anything behind each row's length.
+            length: `[B]` tokens a row, default T.
+            prompt_length: `[B]`, default 1: whole sequences count.
+            mask: `[B, T]` tokens that count; default those in
+                `prompt_length <= i < length`. Give it for chats (spans of the
+                assistant), or where a rollout's prompt is part of the loss.
+
+        Raises:
+            ValueError: shapes that do not fit, or lengths out of range.
+        """
+        tokens = np.asarray(tokens, np.int32)
+        if tokens.ndim != 2:
+            raise ValueError(f"tokens must be [B, T], got shape {tokens.shape}")
+        batch, width = tokens.shape
+        length = _rows("length", width if length is None else length, batch, 0, width)
+        prompt = 1 if prompt_length is None else prompt_length
+        prompt = _rows("prompt_length", prompt, batch, 0, width)
+        index = np.arange(width)[None, :]
+        if mask is None:
+            mask = index >= prompt[:, None]
+        mask = np.asarray(mask, bool)
+        if mask.shape != tokens.shape:
+            raise ValueError(
+                f"mask must have the shape of tokens, {tokens.shape}, got {mask.shape}"
+            )
+        mask = mask & (index < length[:, None]) & (index > 0)
+        prompt = np.minimum(prompt, length)
+        return cls(tokens, mask, prompt, np.zeros((batch,), bool))  # pyright: ignore
+
+
+def _rows(name: str, value: Any, batch: int, low: int, high: int) -> np.ndarray:
+    value = np.broadcast_to(np.asarray(value, np.int32), (batch,))
+    if value.size and (value.min() < low or value.max() > high):
+        raise ValueError(
+            f"{name} must be {low}..{high}, got {value.min()}..{value.max()}"
+        )
+    return value
+
+
+@record
+class Sums:
+    """What a step counted. Sums only, so that steps, micro-batches and devices add.
+
+    Ratios are taken at the very end (`as_dict`): a mean of means would weigh a token by
+    how many share its micro-batch.
+    """
+
+    loss: Array  # the sum over loss tokens, in nats
+    tokens: Array  # loss tokens
+    agreement: Array  # loss tokens whose arg max is the target's (or the label)
+    overlap: Array  # the sum of sum_v min(p, q): expected accepted drafts
+    on_policy_tokens: Array  # loss tokens in rows that the student wrote
+    rows: Array
+    empty_rows: Array  # rows without a loss token: they count nothing
+    updates: Array  # optimiser steps taken
+    skipped: Array  # steps without any loss token: parameters unchanged
+    grad_norm: Array  # the sum over updates
+
+    @classmethod
+    def zeros(cls) -> "Sums":
+        """Nothing counted."""
+        number, real = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
+        kinds = {"loss": real, "agreement": real, "overlap": real, "grad_norm": real}
+        return cls(**{f.name: kinds.get(f.name, number) for f in _fields(cls)})
+
+    def __add__(self, other: "Sums") -> "Sums":
+        """The counts of both."""
+        return jax.tree.map(lambda a, b: a + b, self, other)
+
+    @property
+    def mean_loss(self) -> Array:
+        """Nats a loss token; 0 where there is none."""
+        return self.loss / jnp.maximum(self.tokens, 1)
+
+    def as_dict(self) -> dict[str, float | int]:
+        """The ratios and the counts, for JSON."""
+        sums = {f.name: np.asarray(getattr(self, f.name)).item() for f in _fields(self)}
+        tokens, updates = max(sums["tokens"], 1), max(sums["updates"], 1)
+        ratios = {
+            name: sums[name] / tokens for name in ("loss", "agreement", "overlap")
+        }
+        counts = ("tokens", "on_policy_tokens", "rows", "empty_rows", "skipped")
+        return {
+            **ratios,
+            "grad_norm": sums["grad_norm"] / updates,
+            **{name: sums[name] for name in counts},
+        }
+
+
+def _fields(record_or_class) -> tuple[dataclasses.Field, ...]:
+    return dataclasses.fields(record_or_class)
+
+
+@record
+class TrainState:
+    """All that a step changes, and all that a checkpoint has to hold.
+
+    `key` is the run's own and never changes: step n draws from `fold_in(key, n)`, so a
+    resumed run draws what the straight one drew.
+    """
+
+    params: Params  # float32 masters
+    opt_state: Any
+    step: Array  # [] int32, updates done
+    key: Array  # [] a typed key
