@@ -61,7 +61,7 @@ class Batches:
 
     Example:
         >>> batches = Batches(num_examples=5, batch_size=2, seed=0)
-        >>> sorted(i for n in range(5) for i in batches[n])
+        >>> sorted(int(i) for n in range(5) for i in batches[n])
         [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     """
 
