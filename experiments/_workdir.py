@@ -75,7 +75,7 @@ def _check_writable(workdir: Path) -> None:
 
 def _check_same(workdir: Path, config: Any) -> None:
     try:
-        saved = json.loads((workdir / "config.json").read_text())["config"]
+        saved = json.loads((workdir / "config.json").read_text("utf-8"))["config"]
         changed = differences(config, saved)
     except FileNotFoundError:
         raise ValueError(
@@ -105,7 +105,7 @@ def write_resolved(workdir: Path, config: Any, preset: str | None = None) -> Non
     path = Path(workdir, "config.json")
     here = {"versions": versions(), "device": device()}
     if path.exists():
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text("utf-8"))
         record.setdefault("resumed", []).append(here)
     else:
         settings = to_dict(config)

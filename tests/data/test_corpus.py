@@ -43,8 +43,8 @@ def test_the_split_goes_by_name_only(documents):
     some = [Document(d.name, "other text") for d in documents[::3]]
     held = {d.name for d in held_out}
     assert {d.name for d in split(some)[1]} == {d.name for d in some} & held
-    assert split(documents, 0)[1] == []
-    assert split(documents, 1)[0] == []
+    assert split(documents, 0.0)[1] == []
+    assert split(documents, 1.0)[0] == []
 
 
 def test_the_split_is_the_same_on_every_machine():

@@ -7,7 +7,8 @@ from specjax.data import Prompt, load_prompts, packaged_prompts
 
 
 def write_jsonl(path, *rows):
-    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows))
+    text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
