@@ -59,7 +59,7 @@ class Job:
         )
 
     def run(self, state: DecodeState) -> DecodeState:
-        """Decodes until every row has ended; `state` is donated, do not use it again."""
+        """Decodes until every row has ended; `state` is donated: it is gone after."""
         return _run(self.decoder, self.params, self.drafter_params, self.rules, state)
 
 
@@ -144,7 +144,9 @@ def prepare(
         seed = [(seed + row) % 2**32 for row in range(batch)]
     seeds = _per_row("seed", seed, batch, low=0)
     lengths = [len(row) for row in ids]
-    longest = max(min(n + m, model.max_length) for n, m in zip(lengths, new))
+    longest = max(
+        min(n + m, model.max_length) for n, m in zip(lengths, new, strict=True)
+    )
     capacity = bucket(longest)
     width = min(bucket(max(lengths)), capacity)
 
@@ -198,20 +200,22 @@ def collect(
             state.stats,
         )
     )
-    spans = [slice(int(a), int(b)) for a, b in zip(start, length)]
-    rows = [row[span].tolist() for row, span in zip(tokens, spans)]
+    spans = [slice(int(a), int(b)) for a, b in zip(start, length, strict=True)]
+    rows = [row[span].tolist() for row, span in zip(tokens, spans, strict=True)]
     reasons = [FINISH_REASONS[int(code)] for code in finish]
     texts = ["" for _ in rows]
     if target.tokenizer is not None:
         texts = [_text(target.tokenizer, row) for row in rows]
         texts = [
             _before(text, stop) if reason == "stop" else text
-            for text, reason in zip(texts, reasons)
+            for text, reason in zip(texts, reasons, strict=True)
         ]
     return Generation(
         texts=texts,
         tokens=rows,
-        log_probs=[row[span].tolist() for row, span in zip(log_probs, spans)],
+        log_probs=[
+            row[span].tolist() for row, span in zip(log_probs, spans, strict=True)
+        ],
         finish_reasons=reasons,
         stats=stats,
     )
@@ -257,8 +261,7 @@ def _encode(target: Checkpoint, prompts: Sequence[Prompt]) -> list[list[int]]:
             row = [int(token) for token in prompt]
         except (TypeError, ValueError):
             raise ValueError(
-                f"prompt {number} must be a text or a list of token ids, got "
-                f"{prompt!r}"
+                f"prompt {number} must be a text or a list of token ids, got {prompt!r}"
             ) from None
         if not row:
             raise ValueError(

@@ -16,7 +16,7 @@ from specjax.core import (
 )
 from specjax.drafters._registry import registry, require_gamma
 from specjax.io import check_same_tokenizer
-from specjax.ops import fold, sample, warp
+from specjax.ops import fit_vocabulary, fold, sample, warp
 
 
 @registry.register("two_model")
@@ -86,9 +86,10 @@ class TwoModel:
         self, params: Params, keys: Array, state: Params, context: Context
     ) -> tuple[Proposal, Params]:
         """Draws G tokens; G passes of the draft, the first reads two tokens."""
+        size = self.vocab_size or self.model.vocab_size
 
         def draw(logits: Array, index) -> tuple[Array, Array]:
-            log_q = warp(self._to_target(logits), context.sampling)
+            log_q = warp(fit_vocabulary(logits, size), context.sampling)
             return sample(fold(keys, index), log_q), log_q
 
         last_two = context.token_at(context.length[:, None] + jnp.array([[-2, -1]]))
@@ -116,12 +117,3 @@ class TwoModel:
     def commit(self, params: Params, state: Params, feedback: Feedback) -> Params:
         """Rolls the draft's cache back to what was accepted."""
         return state.with_length(feedback.length - 2)
-
-    def _to_target(self, logits: Array) -> Array:
-        """Logits over the target's ids: missing ones `-inf`, surplus ones dropped."""
-        size = logits.shape[-1]
-        wanted = self.vocab_size or size
-        if wanted <= size:
-            return logits[..., :wanted]
-        padding = [(0, 0)] * (logits.ndim - 1) + [(0, wanted - size)]
-        return jnp.pad(logits, padding, constant_values=-jnp.inf)

@@ -34,7 +34,9 @@ def block_efficiency_by_position(alphas: Sequence[float]) -> float:
     return total
 
 
-def speedup(tau: float, gamma: int, draft_cost: float, verify_cost: float = 1.0) -> float:
+def speedup(
+    tau: float, gamma: int, draft_cost: float, verify_cost: float = 1.0
+) -> float:
     """Speed-up over plain decoding, theorem 3.8 with the cost of verifying set free.
 
     Args:
@@ -67,7 +69,7 @@ def best_gamma(alpha: float, draft_cost: float, most: int = 64) -> int:
 
 
 def break_even_alpha(gamma: int, draft_cost: float, verify_cost: float = 1.0) -> float:
-    """The acceptance at which drafting neither wins nor loses; above 1: it never wins."""
+    """The acceptance at which drafting neither wins nor loses; inf: it never wins."""
     low, high = 0.0, 1.0
     if speedup(gamma + 1.0, gamma, draft_cost, verify_cost) < 1:
         return float("inf")

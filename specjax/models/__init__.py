@@ -10,6 +10,7 @@ from specjax.models._convert import (
     tensor_shapes,
     tensor_to_hf,
 )
+from specjax.models._surgery import grow, take_layers
 from specjax.models._transformer import CausalLM
 
 __all__ = [
@@ -19,7 +20,9 @@ __all__ = [
     "config_from_hf",
     "config_to_hf",
     "freeze",
+    "grow",
     "param_path",
+    "take_layers",
     "tensor_from_hf",
     "tensor_shapes",
     "tensor_to_hf",

@@ -3,11 +3,12 @@
 from specjax.ops._attention import attention
 from specjax.ops._rope import apply_rope, rope_frequencies, rope_kinds
 from specjax.ops._sample import fold, row_keys, sample
-from specjax.ops._warp import one_hot_log, warp
+from specjax.ops._warp import fit_vocabulary, one_hot_log, warp
 
 __all__ = [
     "apply_rope",
     "attention",
+    "fit_vocabulary",
     "fold",
     "one_hot_log",
     "rope_frequencies",

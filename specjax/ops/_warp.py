@@ -56,6 +56,18 @@ def one_hot_log(token: Int[Array, "*B"], vocab_size: int) -> Float[Array, "*B V"
     return jnp.where(hit, 0.0, -jnp.inf).astype(jnp.float32)
 
 
+def fit_vocabulary(logits: Float[Array, "*B V"], size: int) -> Float[Array, "*B W"]:
+    """Logits over `size` ids: ids that the model lacks get `-inf`, surplus ones go.
+
+    Only ever for a draft: masking the target's logits would change its law.
+    """
+    missing = size - logits.shape[-1]
+    if missing <= 0:
+        return logits[..., :size]
+    padding = [(0, 0)] * (logits.ndim - 1) + [(0, missing)]
+    return jnp.pad(logits, padding, constant_values=-jnp.inf)
+
+
 def _over(value: float | Num[Array, "..."], logits: Array) -> Array:
     """Shapes a scalar or `[B]` setting to broadcast over `logits [B, ..., V]`."""
     value = jnp.asarray(value, jnp.float32)

@@ -17,13 +17,13 @@ from specjax.verifiers._rejection import leading, row_at, verdict
 class GreedyMatch:
     """Accepts a draft where it equals the target's own token at that position.
 
-    At temperature 0 that token is the arg max: greedy matching. Above, it is a draw from
-    p, made whether or not anything was drafted, so the output follows p whatever
+    At temperature 0 that token is the arg max: greedy matching. Above, it is a draw
+    from p, made whether or not anything was drafted, so the output follows p whatever
     the draft: lossless, though it accepts less often than `Rejection` (p(x) instead of
     min(1, p(x) / q(x))).
 
     Reference: Stern et al., Blockwise Parallel Decoding, arXiv 1811.03115, section 3
-    (greedy); token equality with a sampled target is the same with p's draw for arg max.
+    (greedy); with a sampled target, p's draw takes the place of the arg max.
     """
 
     lossless: ClassVar[bool] = True

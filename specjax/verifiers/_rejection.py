@@ -1,4 +1,4 @@
-"""Speculative sampling by rejection (Leviathan et al., arXiv 2211.17192, algorithm 1)."""
+"""Speculative sampling by rejection (Leviathan et al., 2211.17192, algorithm 1)."""
 
 import dataclasses
 from typing import ClassVar

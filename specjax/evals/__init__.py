@@ -1,0 +1,49 @@
+"""Measurement: acceptance, cost model, latency, losslessness, reports (level 6)."""
+
+from specjax.evals._cost_model import (
+    best_gamma,
+    block_efficiency,
+    block_efficiency_by_position,
+    break_even_alpha,
+    speedup,
+)
+from specjax.evals._latency import Timing, measure, ratio
+from specjax.evals._lossless import AcceptAll, chi_square_of_loop, greedy_equality
+from specjax.evals._report import (
+    LABELS,
+    markdown_table,
+    number,
+    plot_by_position,
+    plot_learning_curve,
+    plot_speedup,
+    settings_table,
+    write_json,
+)
+from specjax.evals._speed import PLAIN, Arm, compare, pass_costs, run_once
+
+__all__ = [
+    "LABELS",
+    "PLAIN",
+    "AcceptAll",
+    "Arm",
+    "Timing",
+    "best_gamma",
+    "block_efficiency",
+    "block_efficiency_by_position",
+    "break_even_alpha",
+    "chi_square_of_loop",
+    "compare",
+    "greedy_equality",
+    "markdown_table",
+    "measure",
+    "number",
+    "pass_costs",
+    "plot_by_position",
+    "plot_learning_curve",
+    "plot_speedup",
+    "ratio",
+    "run_once",
+    "settings_table",
+    "speedup",
+    "write_json",
+]

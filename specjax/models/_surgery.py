@@ -1,0 +1,73 @@
+"""Models made of other models: fewer layers, or more."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from specjax.core import Params
+from specjax.models._config import ModelConfig
+
+
+def take_layers(
+    config: ModelConfig, params: Params, layers: Sequence[int]
+) -> tuple[ModelConfig, Params]:
+    """A smaller model of chosen layers, with the embedding, head and final norm.
+
+    Args:
+        config: of the large model.
+        params: its parameters.
+        layers: which layers, from 0, in the order that they get.
+
+    Returns:
+        The smaller model's configuration and a copy of its parameters.
+
+    Raises:
+        ValueError: no layer, or one that is not there.
+    """
+    layers = tuple(layers)
+    missing = [n for n in layers if not 0 <= n < config.num_layers]
+    if not layers or missing:
+        raise ValueError(
+            f"layers must be some of 0..{config.num_layers - 1}, got {layers}"
+        )
+    small = {k: v for k, v in params.items() if not k.startswith("layers_")}
+    small |= {f"layers_{i}": params[f"layers_{n}"] for i, n in enumerate(layers)}
+    copied = jax.tree.map(jnp.array, small)
+    return dataclasses.replace(config, num_layers=len(layers)), copied
+
+
+def grow(
+    config: ModelConfig, params: Params, num_layers: int
+) -> tuple[ModelConfig, Params]:
+    """A deeper model that computes the same: copies of layers that add nothing yet.
+
+    Each layer is followed by its copies, whose two output projections are zero: the
+    residual stream passes through, and the gradient wakes them.
+
+    Args:
+        config: of the shallow model.
+        params: its parameters.
+        num_layers: a multiple of its layers.
+
+    Returns:
+        The deeper model's configuration and parameters.
+
+    Reference: Shen et al., Staged Training for Transformer Language Models,
+    arXiv 2203.06211 (function-preserving growth in depth).
+    """
+    if num_layers < config.num_layers or num_layers % config.num_layers:
+        raise ValueError(
+            f"num_layers must be a multiple of the model's {config.num_layers}, got "
+            f"{num_layers}"
+        )
+    copies = num_layers // config.num_layers
+    deep = {k: v for k, v in params.items() if not k.startswith("layers_")}
+    for index in range(num_layers):
+        layer = jax.tree.map(jnp.array, params[f"layers_{index // copies}"])
+        if index % copies:
+            for block, name in (("self_attn", "o_proj"), ("mlp", "down_proj")):
+                layer[block][name] = jax.tree.map(jnp.zeros_like, layer[block][name])
+        deep[f"layers_{index}"] = layer
+    return dataclasses.replace(config, num_layers=num_layers), deep
