@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from specjax.core import Checkpoint
@@ -66,14 +67,14 @@ def export(
             _write_configs(checkpoint, new, str(_first_dtype(leaves)))
             _write_weights(leaves, checkpoint.config, new, max_shard_bytes)
             if checkpoint.tokenizer is not None:
-                checkpoint.tokenizer.save_pretrained(str(new))
+                _write_tokenizer(checkpoint.tokenizer, new)
             replace_folder(new, folder)
-    except OSError as error:
-        if error.strerror is None:  # says all in one sentence already
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", str(error))
+        if reason is None:  # says all in one sentence already
             raise
         raise OSError(
-            f"could not export to {str(folder)!r}: {error.strerror}; nothing was left "
-            "there"
+            f"could not export to {str(folder)!r}: {reason}; nothing was left there"
         ) from error
     return folder
 
@@ -158,6 +159,18 @@ def _write_configs(checkpoint: Checkpoint, folder: Path, dtype: str) -> None:
     _write_json(folder / "generation_config.json", settings)
 
 
+def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    tokenizer.save_pretrained(str(folder))
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text("utf-8"))
+    # The base class has another name in transformers 4, which 5 reads too.
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    for name in ("local_files_only", "is_local"):  # how it was loaded, not what it is
+        settings.pop(name, None)
+    _write_json(path, settings)
+
+
 def _write_weights(
     leaves: dict[str, jax.Array], config: ModelConfig, folder: Path, limit: int
 ) -> None:
@@ -193,4 +206,6 @@ def _groups(leaves: dict[str, jax.Array], limit: int) -> Iterator[list[str]]:
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
