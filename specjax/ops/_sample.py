@@ -43,7 +43,7 @@ def row_keys(seeds: Int[Array, "B"]) -> Array:
     return jax.vmap(jax.random.key)(seeds)
 
 
-def fold(keys: Array, data: Array) -> Array:
+def fold(keys: Array, data: Array | int) -> Array:
     """Folds a number a row, or one for all, into one key a row."""
     data = jnp.broadcast_to(jnp.asarray(data, jnp.uint32), keys.shape)
     return jax.vmap(jax.random.fold_in)(keys, data)

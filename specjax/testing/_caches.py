@@ -13,30 +13,23 @@ from jax import Array
 from specjax.core import LanguageModel, Params
 
 
-def poison(cache, value: float = float("nan")):
+def poison(cache, value: float = 1e9):
     """Fills every slot at or past a row's length with `value`.
 
-    Those slots are garbage that nothing may read: with NaN there, whatever reads one
-    gives NaN. Pure, so it can run inside a jitted program.
+    Those slots are garbage that nothing may read: a number this size there makes
+    nonsense of whatever reads one. Pure, so it can run inside a jitted program.
 
     Args:
         cache: what `init_cache` gave, with `length [B]`.
-        value: what to write.
-
-    Raises:
-        ValueError: NaN for a cache that holds integers.
+        value: what to write. NaN is stricter than what `ops.attention` promises: it
+            gives a masked slot the weight 0, and 0 * NaN is NaN.
     """
 
     def fill(leaf: Array) -> Array:
         if leaf.ndim < 2:
             return leaf
-        if value != value and not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise ValueError(
-                f"a cache of {leaf.dtype} cannot hold NaN: give another value"
-            )
-        return jnp.where(_valid(leaf, cache.length), leaf, jnp.asarray(value)).astype(
-            leaf.dtype
-        )
+        value_here = jnp.full((1,) * leaf.ndim, value, leaf.dtype)
+        return jnp.where(_valid(leaf, cache.length), leaf, value_here)
 
     return jax.tree.map(fill, cache)
 

@@ -23,7 +23,7 @@ class TabularLM:
     transformer, at a cost that lets tens of thousands of rows run at once, while
     `sequence_law` gives the exact law that they should follow. It reads what it
     attends to out of the cache alone: a slot that was lost, overwritten or poisoned
-    with NaN shows in its logits.
+    shows, for what is no token there gives NaN logits.
 
     Attributes:
         vocab_size: V; exact enumeration wants a small one, 5 at most.
@@ -120,9 +120,9 @@ class TabularLM:
             slot = jnp.max(jnp.where(seen, number, -1), axis=-1)  # [B, T]
             seen = seen & (number < slot[..., None])
             value = jnp.take_along_axis(slots, jnp.maximum(slot, 0), axis=1)
-            there = slot >= 0
-            stale |= there & jnp.isnan(value)
-            value = jnp.where(there & ~jnp.isnan(value), value, self.vocab_size)
+            token = (value >= 0) & (value < self.vocab_size)  # NaN is none either
+            stale |= (slot >= 0) & ~token
+            value = jnp.where((slot >= 0) & token, value, self.vocab_size)
             context.append(value.astype(jnp.int32))
         logits = table[tuple(reversed(context))]
         return jnp.where(stale[..., None], jnp.nan, logits)
