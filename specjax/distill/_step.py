@@ -76,14 +76,8 @@ class TrainStep:
         """
         params_key, run_key = jax.random.split(key)
         if params is None:
-            params = self.student.init(params_key)
-        params = jax.tree.map(_master, params)
-        return TrainState(
-            params=params,
-            opt_state=self.optimizer.init(params),
-            step=jnp.zeros((), jnp.int32),
-            key=run_key,
-        )
+            params = _fresh(self.student, params_key)
+        return _start(self, jax.tree.map(_master, params), run_key)
 
     def __call__(
         self, state: TrainState, batch: Batch, teacher_params: Params = None
@@ -117,6 +111,17 @@ class TrainStep:
         for batch in batches:
             total = total + _evaluate(self, params, batch, teacher_params)
         return total
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _fresh(model: LanguageModel, key: Array) -> Params:
+    return model.init(key)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _start(step: TrainStep, params: Params, key: Array) -> TrainState:
+    opt_state = step.optimizer.init(params)
+    return TrainState(params, opt_state, jnp.zeros((), jnp.int32), key)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -215,5 +220,7 @@ def _master(x: Array) -> Array:
 
 
 def _norm(tree: Params) -> Array:
-    squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)]
+    squares = [
+        jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)
+    ]
     return jnp.sqrt(jnp.sum(jnp.stack(squares)))
