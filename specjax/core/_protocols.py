@@ -6,7 +6,7 @@ G draft length (gamma). The target's law is *p*, the draft's *q*.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jax import Array
@@ -109,7 +109,7 @@ class Verdict:
 class Verifier(Protocol):
     """Decides how many drafts stay. Frozen; holds settings only."""
 
-    lossless: bool
+    lossless: ClassVar[bool]  # the output follows the target's law, whatever the draft
 
     def __call__(self, keys: Array, proposal: Proposal, log_p: Array) -> Verdict:
         """Verifies.

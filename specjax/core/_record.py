@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def static_field(**kwargs: Any) -> Any:
-    """A dataclass field that is part of the pytree's structure, not one of its leaves."""
+    """A dataclass field that is part of the pytree's structure, not a leaf of it."""
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 

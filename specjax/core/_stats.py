@@ -88,7 +88,7 @@ class SpecStats:
         evaluated = np.asarray(self.evaluated_at).sum(0)
         return [_ratio(a, e) for a, e in zip(accepted, evaluated, strict=True)]
 
-    def as_dict(self) -> dict[str, float | int | list[float] | None]:
+    def as_dict(self) -> dict[str, float | int | list[float | None] | None]:
         """Sums over rows, and the ratios, for JSON (None where there is no number)."""
         counts = ("rounds", "drafted", "evaluated", "accepted", "emitted")
         sums = {name: int(np.asarray(getattr(self, name)).sum()) for name in counts}

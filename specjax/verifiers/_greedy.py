@@ -8,8 +8,8 @@ from jax import Array
 
 from specjax.core import Proposal, Verdict
 from specjax.ops import fold, sample
+from specjax.verifiers._common import leading, row_at, verdict
 from specjax.verifiers._registry import registry
-from specjax.verifiers._rejection import leading, row_at, verdict
 
 
 @registry.register("greedy")

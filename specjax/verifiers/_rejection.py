@@ -9,6 +9,7 @@ from jax import Array
 
 from specjax.core import Proposal, Verdict
 from specjax.ops import fold, sample
+from specjax.verifiers._common import at, leading, row_at, verdict
 from specjax.verifiers._registry import registry
 
 
@@ -51,26 +52,3 @@ class Rejection:
         empty = jnp.sum(residual, axis=-1, keepdims=True) <= 0.0
         last = sample(fold(keys, 1), jnp.log(jnp.where(empty, p, residual)))
         return verdict(num_accepted, tokens, last)
-
-
-def at(log_probs: Array, tokens: Array) -> Array:
-    """`log_probs [B, G, V]` at `tokens [B, G]`."""
-    return jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
-
-
-def row_at(x: Array, index: Array) -> Array:
-    """`x [B, G+1, V]` at position `index [B]`: `[B, V]`."""
-    return jnp.take_along_axis(x, index[:, None, None], axis=1)[:, 0]
-
-
-def leading(accept: Array) -> Array:
-    """How many of `accept [B, G]` are true before the first that is not."""
-    return jnp.sum(jnp.cumprod(accept.astype(jnp.int32), axis=1), axis=1)
-
-
-def verdict(num_accepted: Array, tokens: Array, last: Array) -> Verdict:
-    """The drafts `tokens [B, G]` with `last [B]` behind those that were accepted."""
-    slot = jnp.arange(tokens.shape[1] + 1)[None, :]
-    padded = jnp.pad(tokens, ((0, 0), (0, 1)))
-    emitted = jnp.where(slot == num_accepted[:, None], last[:, None], padded)
-    return Verdict(num_accepted, emitted)
