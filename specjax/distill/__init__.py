@@ -1,5 +1,9 @@
 """Distillation: data policies, objectives, the train step and its loop (level 5)."""
 
+from specjax.distill._batches import Batches, BatchFunction, BatchSource
+from specjax.distill._checkpoints import Checkpoints
+from specjax.distill._loop import Callback, TrainResult, train
+from specjax.distill._metrics import MetricsFile, read_metrics
 from specjax.distill._objectives import CrossEntropy, Distill, Objective
 from specjax.distill._optimizers import (
     make_optimizer,
@@ -21,9 +25,15 @@ from specjax.distill._step import TrainStep
 
 __all__ = [
     "Batch",
+    "BatchFunction",
+    "BatchSource",
+    "Batches",
+    "Callback",
+    "Checkpoints",
     "CrossEntropy",
     "Distill",
     "FixedCorpus",
+    "MetricsFile",
     "Mixture",
     "Objective",
     "Policy",
@@ -31,12 +41,15 @@ __all__ = [
     "StudentGenerated",
     "Sums",
     "TargetGenerated",
+    "TrainResult",
     "TrainState",
     "TrainStep",
     "get_source",
     "make_optimizer",
     "make_schedule",
     "optimizer_names",
+    "read_metrics",
     "schedule_names",
     "source_names",
+    "train",
 ]
