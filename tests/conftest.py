@@ -8,8 +8,8 @@ import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import jax  # noqa: E402
-from jaxtyping import install_import_hook  # noqa: E402
+import jax
+from jaxtyping import install_import_hook
 
 
 def _compile_quickly() -> None:

@@ -8,14 +8,14 @@ from jax.scipy.special import gammaincc
 def chi_square(observed_counts, expected_probabilities, *, rare: float = 5.0) -> float:
     """The p-value of counts under a law: small if they do not follow it.
 
-    Cells that expect fewer than `rare` are pooled into one, for the statistic follows
-    the chi-square law only where enough is expected. A count where the law says *never*
-    gives 0.
+    Cells are pooled, the least likely first, until each expects at least `rare`: the
+    statistic follows the chi-square law only where enough is expected. A count where
+    the law says *never* gives 0.
 
     Args:
         observed_counts: any shape.
         expected_probabilities: the same shape, summing to one.
-        rare: the expected count under which a cell is pooled.
+        rare: the least that a cell must expect.
 
     Returns:
         A number in [0, 1]. Tests should use fixed seeds and a bound such as 1e-3, and
@@ -46,13 +46,14 @@ def chi_square(observed_counts, expected_probabilities, *, rare: float = 5.0) ->
         raise ValueError("observed_counts must hold something, got nothing")
     if np.any(observed[law == 0] > 0):
         return 0.0
-    expected = total * law / law.sum()
-    few = (expected < rare) & (law > 0)
-    cells = expected >= rare
-    seen, wanted = observed[cells], expected[cells]
-    if few.any():
-        seen = np.append(seen, observed[few].sum())
-        wanted = np.append(wanted, expected[few].sum())
+    order = np.argsort(law, axis=None)
+    wanted, seen = (total * law / law.sum()).ravel()[order], observed.ravel()[order]
+    # The fewest least likely cells that expect enough together, and those behind them.
+    pooled = 1 + int(np.searchsorted(np.cumsum(wanted), rare))
+    while pooled < len(wanted) and wanted[pooled] < rare:
+        pooled += 1
+    wanted = np.append(wanted[:pooled].sum(), wanted[pooled:])
+    seen = np.append(seen[:pooled].sum(), seen[pooled:])
     if len(wanted) < 2:
         return 1.0
     statistic = np.sum((seen - wanted) ** 2 / wanted)

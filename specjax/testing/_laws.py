@@ -49,7 +49,7 @@ def rejection_outcomes(drafts, q, p) -> dict[tuple[int, int], Number]:
         accept = min(1, p[index][token] / q[index][token])
         residual = [max(a - b, 0) for a, b in zip(p[index], q[index], strict=True)]
         total = sum(residual)
-        if accept < 1 and total > 0:
+        if reached > 0 and accept < 1 and total > 0:
             for last, mass in enumerate(residual):
                 if mass > 0:
                     outcomes[index, last] = reached * (1 - accept) * mass / total
@@ -66,7 +66,7 @@ def match_outcomes(drafts, q, p) -> dict[tuple[int, int], Number]:
     reached = 1
     for index, token in enumerate(drafts):
         for last, mass in enumerate(p[index]):
-            if last != token and mass > 0:
+            if last != token and reached * mass > 0:
                 outcomes[index, last] = reached * mass
         reached = reached * p[index][token]
     return outcomes | _bonus(len(drafts), reached, p)
