@@ -1,6 +1,7 @@
 """Training state on disk. The only module that touches Orbax (its API still moves)."""
 
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from jax import Array
 from specjax.distill._state import TrainState
 
 _FORMAT = "specjax-train-state-1"
+_SUMS = "checksums.json"
 
 
 class Checkpoints:
@@ -67,6 +69,8 @@ class Checkpoints:
         )
         self._manager.save(step, args=args, force=True)
         self._manager.wait_until_finished()
+        sums = json.dumps(_checksums(self.folder / str(step)))
+        (self.folder / str(step) / _SUMS).write_text(sums)
 
     def restore(
         self, like: TrainState, step: int | None = None
@@ -88,6 +92,7 @@ class Checkpoints:
             raise ValueError(
                 f"{self.folder} holds no checkpoint of step {step}; it has {self.steps}"
             )
+        self._verify(step)
         notes = self._notes(step)
         self._check(step, notes, like)
         target = jax.tree.map(
@@ -110,6 +115,21 @@ class Checkpoints:
 
     def __exit__(self, *error) -> None:
         self.close()
+
+    def _verify(self, step: int) -> None:
+        """Compares the files with their checksums, before Orbax reads in threads."""
+        folder = self.folder / str(step)
+        if not (folder / _SUMS).exists():  # killed just before they were written
+            return
+        try:
+            wanted = json.loads((folder / _SUMS).read_text())
+        except json.JSONDecodeError as error:
+            raise self._damaged(step, error) from error
+        found = _checksums(folder)
+        for name in wanted:
+            if found.get(name) != wanted[name]:
+                what = "differs from what was written" if name in found else "is gone"
+                raise self._damaged(step, OSError(f"{name} {what}"))
 
     def _notes(self, step: int) -> dict[str, Any]:
         try:
@@ -148,6 +168,16 @@ class Checkpoints:
             f"the checkpoint of step {step} in {self.folder} is damaged or not a "
             f"checkpoint ({type(error).__name__}: {reason}); {before}"
         )
+
+
+def _checksums(folder: Path) -> dict[str, int]:
+    """Path -> CRC of every file under a folder."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {
+        str(path.relative_to(folder)): zlib.crc32(path.read_bytes())
+        for path in files
+        if path.name != _SUMS
+    }
 
 
 def _structure(state: TrainState) -> dict[str, Any]:
