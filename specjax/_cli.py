@@ -75,13 +75,16 @@ def _add_generate(commands) -> None:
 
 def _generate(args: argparse.Namespace) -> None:
     from specjax.core import Sampling
+    from specjax.data import chat_prompts
     from specjax.decoding import generate
     from specjax.io import load
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p)
     drafter_class = _check_drafter(args)
     target = load(args.target, dtype=args.dtype)
-    prompts = [_chat(target, text) if args.chat else text for text in args.prompt]
+    prompts = args.prompt
+    if args.chat:
+        prompts = chat_prompts(target.tokenizer, prompts).tokens
     drafter = None
     if drafter_class is not None:
         options = {} if args.gamma is None else {"gamma": args.gamma}
@@ -138,21 +141,6 @@ def _check_drafter(args: argparse.Namespace):
     if args.gamma is not None and args.gamma < 1:
         raise ValueError(f"--gamma must be at least 1, got {args.gamma}")
     return drafter
-
-
-def _chat(target, text: str) -> list[int]:
-    """Token ids of one user turn in the model's chat template (which holds the BOS)."""
-    tokenizer = target.tokenizer
-    if tokenizer is None or not tokenizer.chat_template:
-        raise ValueError(
-            "--chat needs a checkpoint whose tokenizer has a chat template"
-        )
-    return tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}],
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=False,
-    )
 
 
 def _summary(out, elapsed: float, speculative: bool) -> str:

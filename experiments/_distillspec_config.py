@@ -1,0 +1,180 @@
+"""Settings of `experiments.distillspec`, and its presets."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Size:
+    """A transformer made from scratch."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of training: it ends at `steps` or at `max_seconds`."""
+
+    steps: int
+    learning_rate: float
+    optimizer: Literal["adamw", "muon"] = "muon"
+    schedule: Literal["constant", "cosine", "linear"] = "linear"
+    warmup: int = 20
+    max_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """The model to make faster: a checkpoint, or trained here on the corpus.
+
+    From scratch, a shallow model is trained first and then grown in depth, which
+    reaches a lower loss in the same time than the deep one from the start.
+    """
+
+    source: str | None = None
+    size: Size = Size(2, 128, 352, 4, 2, 32)
+    train: Stage = Stage(steps=750, learning_rate=2e-2, max_seconds=100)
+    grow_to: int = 6
+    grow: Stage = Stage(steps=160, learning_rate=1e-2, max_seconds=70)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The small model: a checkpoint, some of the target's layers, or from scratch."""
+
+    source: str | None = None
+    layers: tuple[int, ...] = ()
+    size: Size = Size(1, 64, 176, 2, 1, 32)
+    train: Stage = Stage(steps=600, learning_rate=2e-2, max_seconds=30)
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is read: the standard library, or prompts that the target answers.
+
+    Attributes:
+        prompts: a file, a data set's id, "packaged" (chat prompts that come with
+            specjax), or none: the corpus.
+        field: where a prompt stands in a row of `prompts`; none: found by itself.
+        chat: apply the tokeniser's chat template to prompts.
+        vocab_size: of a tokeniser trained here, for a target from scratch.
+        held_out: share of documents kept for measuring, chosen by a hash of the name.
+        length: T, tokens of a training sequence.
+        prompt_length: P, tokens given before a sample begins; the longest prompt.
+        samples: answers drawn from the target for each training prompt.
+    """
+
+    prompts: str | None = None
+    field: str | None = None
+    chat: bool = True
+    vocab_size: int = 1024
+    held_out: float = 0.05
+    length: int = 128
+    prompt_length: int = 32
+    samples: int = 1
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """DistillSpec, and the cross-entropy baseline that it is compared with.
+
+    Attributes:
+        divergence: a registered one.
+        beta: of "jsd"; others take none.
+        source: whose text: "fixed" (corpus or target samples), "student", "mixture".
+        fraction: lambda, the student's share of a mixture.
+        temperature: of the student's rollouts.
+        train: steps of both; the baseline gets as many.
+        equal_time: train another baseline for as many seconds as distillation took.
+        eval_every: steps between points of the learning curve.
+    """
+
+    divergence: str = "jsd"
+    beta: float | None = 0.5
+    source: Literal["fixed", "student", "mixture"] = "mixture"
+    fraction: float = 0.5
+    temperature: float = 1.0
+    train: Stage = Stage(steps=350, learning_rate=1e-2, max_seconds=45)
+    equal_time: bool = True
+    eval_every: int = 50
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured at the end.
+
+    Attributes:
+        gamma: G of the main table.
+        gammas: draft lengths of the speed-up curve.
+        batches: rows decoded together.
+        prompts: held-out prompts for acceptance and speed.
+        curve_prompts: how many of them for the speed-up curve.
+        prompt_length: tokens of a held-out prompt cut from the corpus.
+        max_new_tokens: tokens added to each.
+        lossless_prompts: for greedy equality and the chi-square test.
+    """
+
+    gamma: int = 4
+    gammas: tuple[int, ...] = (1, 2, 3, 6, 8)
+    batches: tuple[int, ...] = (1, 8)
+    prompts: int = 32
+    curve_prompts: int = 8
+    prompt_length: int = 32
+    max_new_tokens: int = 96
+    lossless_prompts: int = 64
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Devices by axis; -1: all that are left."""
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that a run depends on."""
+
+    seed: int = 0
+    batch_size: int = 8
+    accumulate: int = 1
+    dtype: Literal["float32", "bfloat16"] | None = None
+    checkpoint_every: int = 100
+    target: Target = field(default_factory=Target)
+    draft: Draft = field(default_factory=Draft)
+    data: Data = field(default_factory=Data)
+    distill: Distillation = field(default_factory=Distillation)
+    eval: Evaluation = field(default_factory=Evaluation)
+    mesh: Mesh = field(default_factory=Mesh)
+
+
+_ADAM = {"optimizer": "adamw", "schedule": "cosine"}
+
+PRESETS = {
+    "quick": Config(),
+    "smollm2": Config(
+        checkpoint_every=25,
+        target=Target(source="smollm2-135m-instruct"),
+        draft=Draft(layers=(0, 1, 2, 3), train=Stage(120, learning_rate=1e-3, **_ADAM)),
+        data=Data(prompts="packaged", length=160, prompt_length=96, samples=2),
+        distill=Distillation(
+            train=Stage(120, learning_rate=5e-4, **_ADAM),
+            equal_time=False,
+            eval_every=20,
+        ),
+        eval=Evaluation(
+            gammas=(1, 2, 6),
+            prompts=16,
+            curve_prompts=4,
+            max_new_tokens=64,
+            lossless_prompts=8,
+        ),
+    ),
+}

@@ -1,0 +1,284 @@
+"""The stages of a DistillSpec run; each goes on from what the workdir holds of it."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from rich.progress import Progress
+
+from experiments import _corpus
+from experiments._corpus import Corpus, Sequences
+from experiments._distillspec_config import Config, Size, Stage
+from specjax import data, distill, divergences, load
+from specjax.core import Checkpoint, Sampling
+from specjax.io import check_same_tokenizer
+from specjax.models import CausalLM, ModelConfig, grow, take_layers
+
+_EVAL_ROWS = 16  # rows scored at once for a point of the learning curve
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A model after a stage of training."""
+
+    checkpoint: Checkpoint
+    curve: list[tuple[int, float]]  # (step, alpha on held-out target text)
+    steps: int
+    seconds: float
+
+
+class Run:
+    """One run: its settings, its folder, and notes for the report."""
+
+    def __init__(self, config: Config, workdir: Path, mesh: Mesh, progress: Progress):
+        self.config = config
+        self.workdir = workdir
+        self.mesh = mesh
+        self.progress = progress
+        self.notes: dict[str, Any] = {}
+
+    def target_and_corpus(self) -> tuple[Checkpoint, Corpus]:
+        """The target, loaded or trained from scratch, and what there is to read."""
+        ask = self.config
+        if ask.target.source is not None:
+            target = load(ask.target.source, dtype=ask.dtype)
+            if target.tokenizer is None:
+                raise ValueError(
+                    f"{ask.target.source} has no tokenizer, which reading text needs"
+                )
+            text = ask.data.prompts is None
+            read = _corpus.read_text if text else _corpus.read_prompts
+            return target, read(ask, target.tokenizer)
+        if ask.data.prompts is not None:
+            raise ValueError(
+                "data.prompts need a target that can answer them: give --target, or "
+                "leave --prompts away"
+            )
+        documents = data.standard_library()
+        train, _ = data.split(documents, ask.data.held_out)
+        tokenizer = data.train_bpe([d.text for d in train], ask.data.vocab_size)
+        corpus = _corpus.read_text(ask, tokenizer, documents)
+        return self._train_target(tokenizer, corpus), corpus
+
+    def standard_draft(self, target: Checkpoint) -> Checkpoint:
+        """Where every draft starts: a checkpoint, layers of the target, or scratch."""
+        ask = self.config.draft
+        if ask.source is not None:
+            draft = load(ask.source, dtype=self.config.dtype)
+            check_same_tokenizer(target, draft)
+            return draft
+        if ask.layers:
+            config, params = take_layers(target.config, target.params, ask.layers)
+            return _like(target, CausalLM(config), params)
+        model = CausalLM(
+            _model_config(ask.size, target.model.vocab_size, target.model.max_length)
+        )
+        return _like(target, model, model.init(jax.random.key(self.config.seed + 10)))
+
+    def samples(self, target: Checkpoint, corpus: Corpus) -> tuple[Corpus, Sequences]:
+        """Text of the target: held-out samples, and training text if it has none."""
+        ask = self.config
+        prompts = corpus.held_out_prompts[: ask.eval.prompts]
+        length = max(map(len, prompts)) + ask.eval.max_new_tokens
+        held_out = self._draw(target, prompts, length, "held-out samples", 1)
+        if corpus.train is None:
+            repeated = [
+                p for p in corpus.train_prompts for _ in range(ask.data.samples)
+            ]
+            train = self._draw(target, repeated, ask.data.length, "target samples", 2)
+            corpus = dataclasses.replace(corpus, train=train)
+        self.notes["training sequences"] = len(corpus.train.tokens)
+        return corpus, held_out
+
+    def fit(
+        self,
+        name: str,
+        start: Checkpoint,
+        corpus: Corpus,
+        stage: Stage,
+        objective: distill.Objective,
+        source: distill.Source | None = None,
+        teacher: Checkpoint | None = None,
+        held_out: Sequences | None = None,
+        seconds: float | None = None,
+    ) -> Trained:
+        """Trains `start` for a stage; measures alpha on the way if there is held-out."""
+        ask = self.config
+        step = distill.TrainStep(
+            start.model,
+            objective,
+            distill.make_optimizer(
+                stage.optimizer,
+                learning_rate=stage.learning_rate,
+                warmup=stage.warmup,
+                schedule=stage.schedule,
+                steps=stage.steps,
+                final=0.05,
+                kernel_layout=start.config.kernel_layout,
+            ),
+            teacher=teacher.model if teacher and objective.needs_teacher else None,
+            source=source or distill.FixedCorpus(),
+            accumulate=ask.accumulate,
+            kernel_layout=start.config.kernel_layout,
+        )
+        callbacks = []
+        if held_out is not None and teacher is not None:
+            callbacks.append(self._curve(start, teacher, held_out))
+        # A seed of its own for each stage, the same in every run of it.
+        seed = ask.seed + sum(name.encode())
+        result = distill.train(
+            step,
+            step.init(jax.random.key(seed), start.params),
+            corpus.train.batches(ask.batch_size, seed),
+            steps=stage.steps,
+            teacher_params=teacher.params if step.teacher else None,
+            seconds=stage.max_seconds if seconds is None else seconds,
+            workdir=self.workdir / "checkpoints" / name,
+            label=name,
+            save_every=ask.checkpoint_every,
+            keep=1,
+            callbacks=callbacks,
+            mesh=self.mesh,
+        )
+        curve = [
+            (line["step"], line["alpha"])
+            for line in result.metrics
+            if line["kind"] == "alpha"
+        ]
+        params = jax.tree.map(
+            lambda x, like: x.astype(like.dtype), result.state.params, start.params
+        )
+        done = int(result.state.step)
+        if result.stopped == "seconds" and seconds is None:
+            self.notes[f"{name}: stopped by time"] = f"{done} of {stage.steps} steps"
+        checkpoint = dataclasses.replace(start, params=params)
+        return Trained(checkpoint, curve, done, result.seconds)
+
+    def distillation(
+        self, target: Checkpoint
+    ) -> tuple[distill.Objective, distill.Source]:
+        """The divergence and the data policy of the settings."""
+        ask, text = self.config.distill, self.config.data
+        options = {} if ask.beta is None else {"beta": ask.beta}
+        student = distill.StudentGenerated(
+            prompt_size=text.prompt_length,
+            max_new_tokens=text.length - text.prompt_length,
+            sampling=Sampling(temperature=ask.temperature),
+            eos_ids=target.eos_token_ids,
+        )
+        fixed = distill.FixedCorpus()
+        sources: Mapping[str, distill.Source] = {
+            "fixed": fixed,
+            "student": student,
+            "mixture": distill.Mixture(fixed, student, ask.fraction, per="split"),
+        }
+        divergence = divergences.resolve(ask.divergence, **options)
+        return distill.Distill(divergence), sources[ask.source]
+
+    def equal_steps(self, stage: Stage, distilled: Trained) -> Stage:
+        """The baseline's stage: the steps that distillation came to, no time limit."""
+        return dataclasses.replace(stage, steps=distilled.steps, max_seconds=None)
+
+    def equal_time(self, stage: Stage, distilled: Trained, baseline: Trained) -> Stage:
+        """A stage of as many seconds as distillation took, at the baseline's pace.
+
+        It needs its steps beforehand, for the learning rate falls over them.
+        """
+        steps = round(baseline.steps * distilled.seconds / baseline.seconds)
+        steps = max(steps, stage.warmup + 1)
+        return dataclasses.replace(stage, steps=steps, max_seconds=distilled.seconds)
+
+    def _train_target(self, tokenizer, corpus: Corpus) -> Checkpoint:
+        """A target from scratch: shallow first, then deeper."""
+        ask = self.config.target
+        model = CausalLM(
+            _model_config(ask.size, len(tokenizer), 2 * _context(self.config))
+        )
+        params = model.init(jax.random.key(self.config.seed))
+        start = Checkpoint(model, params, tokenizer, model.config)
+        shallow = self.fit(
+            "target_shallow", start, corpus, ask.train, distill.CrossEntropy()
+        )
+        config, params = grow(model.config, shallow.checkpoint.params, ask.grow_to)
+        deep = dataclasses.replace(
+            start, model=CausalLM(config), params=params, config=config
+        )
+        grown = self.fit("target", deep, corpus, ask.grow, distill.CrossEntropy())
+        self.notes["target: training seconds"] = shallow.seconds + grown.seconds
+        return grown.checkpoint
+
+    def _draw(self, target, prompts, length: int, label: str, salt: int) -> Sequences:
+        return _corpus.target_samples(
+            target,
+            prompts,
+            length=length,
+            batch_size=self.config.batch_size,
+            seed=self.config.seed + 10_000 * salt,
+            folder=self.workdir / "checkpoints" / label.replace(" ", "_"),
+            progress=self.progress,
+            label=label,
+        )
+
+    def _curve(self, draft: Checkpoint, target: Checkpoint, held_out: Sequences):
+        """Alpha by training step: the mean of sum min(p, q) over target samples."""
+        probe = distill.TrainStep(
+            draft.model,
+            distill.Distill(),
+            distill.make_optimizer(learning_rate=1.0),
+            teacher=target.model,
+        )
+        rows = np.arange(len(held_out.tokens))
+        batches = [
+            held_out.batch(rows[i : i + _EVAL_ROWS])
+            for i in range(0, len(rows), _EVAL_ROWS)
+        ]
+
+        def measure(state) -> dict[str, float]:
+            sums = probe.evaluate(state.params, batches, target.params).as_dict()
+            return {"alpha": sums["overlap"], "agreement": sums["agreement"]}
+
+        return distill.Callback("alpha", measure, every=self.config.distill.eval_every)
+
+
+def held_out_nats(checkpoint: Checkpoint, text: Sequences | None) -> float | None:
+    """Cross-entropy of held-out text, nats a token; None without any."""
+    if text is None:
+        return None
+    probe = distill.TrainStep(
+        checkpoint.model,
+        distill.CrossEntropy(monitor=False),
+        distill.make_optimizer(learning_rate=1.0),
+    )
+    rows = np.arange(min(256, len(text.tokens)))
+    batches = [text.batch(rows[i : i + 32]) for i in range(0, len(rows), 32)]
+    return probe.evaluate(checkpoint.params, batches).as_dict()["loss"]
+
+
+def _context(config: Config) -> int:
+    """The longest sequence that the run will come to."""
+    ask = config.eval
+    return max(config.data.length, ask.prompt_length + ask.max_new_tokens)
+
+
+def _model_config(size: Size, vocab_size: int, max_length: int) -> ModelConfig:
+    return ModelConfig(
+        **dataclasses.asdict(size),
+        vocab_size=vocab_size,
+        max_position_embeddings=max_length,
+    )
+
+
+def _like(target: Checkpoint, model: CausalLM, params: Any) -> Checkpoint:
+    """A draft that shares the target's tokeniser and end of text."""
+    return Checkpoint(
+        model,
+        params,
+        target.tokenizer,
+        model.config,
+        target.eos_token_ids,
+        metadata=target.metadata,
+    )
