@@ -99,7 +99,7 @@ class Distillation:
     source: Literal["fixed", "student", "mixture"] = "mixture"
     fraction: float = 0.5
     temperature: float = 1.0
-    train: Stage = Stage(steps=350, learning_rate=1e-2, max_seconds=45)
+    train: Stage = Stage(steps=350, learning_rate=2e-2, max_seconds=45)
     equal_time: bool = True
     eval_every: int = 50
 

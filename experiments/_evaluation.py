@@ -53,6 +53,7 @@ def _settings(config: Config, pair: Pair, progress: Progress):
     ask = config.eval
     arms = {name: _drafter(d, ask.gamma) for name, d in pair.drafts.items()}
     main = {name: arms[name] for name in (STANDARD, DISTILLED)}
+    costs = {batch: _costs(config, pair, batch, ask.gamma) for batch in ask.batches}
     runs = [(name, batch) for batch in ask.batches for name in DECODINGS]
     task = progress.add_task("measuring decoding", total=len(runs))
     settings, by_position, equal_time = [], {}, {}
@@ -73,19 +74,23 @@ def _settings(config: Config, pair: Pair, progress: Progress):
         by_position[f"{decoding}, batch {batch}"] = {
             name: found[name].stats.acceptance_by_position for name in main
         }
-        costs = evals.pass_costs(
-            pair.target,
-            pair.drafts[DISTILLED],
-            batch=batch,
-            gamma=ask.gamma,
-            capacity=ask.prompt_length + ask.max_new_tokens,
-        )
-        settings.append(_setting(decoding, batch, ask.gamma, found, costs))
+        settings.append(_setting(decoding, batch, ask.gamma, found, costs[batch]))
         progress.advance(task)
     return settings, {
         "acceptance_by_position": by_position,
         "cross_entropy_at_equal_time": equal_time,
     }
+
+
+def _costs(config: Config, pair: Pair, batch: int, gamma: int):
+    """Single passes of target and draft, timed in the middle of a text."""
+    return evals.pass_costs(
+        pair.target,
+        pair.drafts[DISTILLED],
+        batch=batch,
+        gamma=gamma,
+        capacity=config.eval.prompt_length + config.eval.max_new_tokens,
+    )
 
 
 def _arm(arm: evals.Arm) -> dict[str, float]:
@@ -141,13 +146,7 @@ def _speedup_curve(config: Config, pair: Pair, progress: Progress):
             sampling=DECODINGS["T=1.0"],
             seed=config.seed + 1000,
         )[DISTILLED]
-        costs = evals.pass_costs(
-            pair.target,
-            draft,
-            batch=1,
-            gamma=gamma,
-            capacity=ask.prompt_length + ask.max_new_tokens,
-        )
+        costs = _costs(config, pair, 1, gamma)
         c = evals.ratio(costs["draft"], costs["target"])
         verify = evals.ratio(costs["verify"], costs["target"])
         tau = evals.block_efficiency(found.stats.acceptance_rate, gamma)

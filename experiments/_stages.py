@@ -106,7 +106,7 @@ class Run:
         held_out: Sequences | None = None,
         seconds: float | None = None,
     ) -> Trained:
-        """Trains `start` for a stage; measures alpha on the way if there is held-out."""
+        """Trains `start` for a stage; with held-out text, a learning curve too."""
         ask = self.config
         step = distill.TrainStep(
             start.model,
@@ -137,7 +137,7 @@ class Run:
             steps=stage.steps,
             teacher_params=teacher.params if step.teacher else None,
             seconds=stage.max_seconds if seconds is None else seconds,
-            workdir=self.workdir / "checkpoints" / name,
+            workdir=self.workdir,
             label=name,
             save_every=ask.checkpoint_every,
             keep=1,

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from specjax import data
 from specjax.distill._state import Batch
 
 
@@ -30,8 +31,7 @@ class BatchSource(Protocol):
 class Batches:
     """Rows of a corpus in an order drawn anew for each epoch from `(seed, epoch)`.
 
-    Epochs follow each other without a gap: a batch may hold the last rows of one and
-    the first of the next, so that every row is seen equally often.
+    The order is that of `data.Batches`: epochs follow each other without a gap.
 
     Attributes:
         corpus: all rows as one batch on the host, from `Batch.of`.
@@ -56,10 +56,7 @@ class Batches:
 
     def rows(self, step: int) -> np.ndarray:
         """Which rows step number `step` trains on, `[B]`."""
-        place = step * self.batch_size + np.arange(self.batch_size)
-        epoch, offset = np.divmod(place, self.num_rows)
-        orders = {e: self._order(int(e)) for e in np.unique(epoch)}
-        return np.asarray([orders[e][i] for e, i in zip(epoch, offset, strict=True)])
+        return data.Batches(self.num_rows, self.batch_size, self.seed)[step]
 
     def __call__(self, step: int) -> Batch:
         """The batch of a step, on the host."""
@@ -78,9 +75,6 @@ class Batches:
             "seed": self.seed,
             "checksum": checksum,
         }
-
-    def _order(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng((self.seed, epoch)).permutation(self.num_rows)
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,10 +82,10 @@ def train(
 ) -> TrainResult:
     """Trains until `steps` steps or `seconds` seconds are spent.
 
-    In `workdir` it writes `metrics.jsonl` and `checkpoints/`. A run that was stopped,
-    killed or interrupted goes on from its newest checkpoint when it is called again,
-    and ends with the same bits as one that never stopped. Ctrl-C finishes the step,
-    saves, and raises KeyboardInterrupt.
+    In `workdir` it writes `metrics.jsonl` and `checkpoints/LABEL/`; runs of different
+    labels share a workdir. A run that was stopped, killed or interrupted goes on from
+    its newest checkpoint when it is called again, and ends with the same bits as one
+    that never stopped. Ctrl-C finishes the step, saves, and raises KeyboardInterrupt.
 
     Args:
         step: what a step is.
@@ -104,7 +104,7 @@ def train(
         callbacks: what to measure on the way.
         mesh: puts state and batches on it.
         progress: show a bar.
-        label: its name.
+        label: the run's name, on the bar, in the metrics and for its checkpoints.
 
     Returns:
         The state after the last step, and how the run ended.
@@ -121,7 +121,7 @@ def train(
     """
     _check(steps, seconds, save_every, log_every, callbacks)
     with contextlib.ExitStack() as stack:
-        files = _open(workdir, keep, resume, stack)
+        files = _open(workdir, label, keep, resume, stack)
         if mesh is not None:
             stack.enter_context(jax.set_mesh(mesh))
             layout = step.kernel_layout
@@ -296,18 +296,18 @@ class _Run:
         return json.loads(json.dumps(dict(self.batches.describe())))
 
 
-def _open(workdir, keep, resume: bool, stack):
+def _open(workdir, label: str, keep, resume: bool, stack):
     if workdir is None:
-        return MetricsFile(None), None
+        return MetricsFile(None, label), None
     folder = Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints", keep))
+    checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints" / label, keep))
     if not resume and checkpoints.latest is not None:
         raise ValueError(
-            f"{folder} holds a run at step {checkpoints.latest}: resume it, or take "
-            "another workdir"
+            f"{folder} holds the run {label!r} at step {checkpoints.latest}: resume "
+            "it, or take another workdir"
         )
-    return MetricsFile(folder / "metrics.jsonl"), checkpoints
+    return MetricsFile(folder / "metrics.jsonl", label), checkpoints
 
 
 def _check_ids(tokens, step: TrainStep) -> None:

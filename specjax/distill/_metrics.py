@@ -12,22 +12,26 @@ import numpy as np
 
 
 class MetricsFile:
-    """Appends `{"step": n, "kind": ..., ...}` lines to a file.
+    """Appends `{"run": ..., "step": n, "kind": ..., ...}` lines to a file.
 
-    Lines past the checkpoint that a run resumes from tell of steps that will be taken
-    again: `truncate` removes them, and a last line that was cut by a crash.
+    Several runs may share a file, one after the other. Lines past the checkpoint that a
+    run resumes from tell of steps that will be taken again: `truncate` removes them,
+    and a last line that was cut by a crash.
 
     Args:
         path: of the file; None keeps lines in memory only.
+        run: whose lines these are; those of others are never touched.
     """
 
-    def __init__(self, path: Path | None):
+    def __init__(self, path: Path | None, run: str):
         self.path = path
-        self.lines: list[dict[str, Any]] = read_metrics(path) if path else []
+        self.run = run
+        self.lines = [line for line in self._all() if line.get("run") == run]
 
     def write(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
         """Adds a line. Numbers that JSON cannot hold (NaN, infinities) become null."""
-        line = {"step": step, "kind": kind, **{k: _plain(v) for k, v in values.items()}}
+        line = {"run": self.run, "step": step, "kind": kind}
+        line |= {name: _plain(value) for name, value in values.items()}
         self.lines.append(line)
         if self.path is not None:
             with self.path.open("a") as file:
@@ -38,9 +42,17 @@ class MetricsFile:
         self.lines = [line for line in self.lines if line["step"] <= step]
         if self.path is None or not self.path.exists():
             return
+        kept = [
+            line
+            for line in self._all()
+            if line.get("run") != self.run or line["step"] <= step
+        ]
         partial = self.path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
+        partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
         os.replace(partial, self.path)
+
+    def _all(self) -> list[dict[str, Any]]:
+        return read_metrics(self.path) if self.path else []
 
     def has(self, step: int, kind: str) -> bool:
         """Whether there is a line of that step and kind."""

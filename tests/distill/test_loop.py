@@ -130,7 +130,7 @@ def test_ctrl_c_finishes_the_step_saves_and_raises(setting, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(20, workdir=tmp_path, batches=batches)
     assert signal.getsignal(signal.SIGINT) is before
-    with distill.Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    with distill.Checkpoints(tmp_path / "checkpoints" / "train") as checkpoints:
         assert checkpoints.latest == 8
     assert bits(run(20, workdir=tmp_path).state) == bits(run(20).state)
 
@@ -174,7 +174,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_unsaved(setting, toys, tmp_path
             workdir=tmp_path,
             progress=False,
         )
-    with distill.Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    with distill.Checkpoints(tmp_path / "checkpoints" / "train") as checkpoints:
         assert checkpoints.latest is None
 
 
@@ -184,7 +184,7 @@ def test_other_data_is_not_resumed(setting, tmp_path):
     run(1, workdir=tmp_path)
     with pytest.raises(ValueError, match="read other data"):
         run(2, workdir=tmp_path, batches=Batches(corpus, batch_size=4, seed=2))
-    with pytest.raises(ValueError, match="holds a run at step 1"):
+    with pytest.raises(ValueError, match="holds the run 'train' at step 1"):
         run(2, workdir=tmp_path, resume=False)
 
 
@@ -219,10 +219,11 @@ def test_the_bar_shows_pace_and_time_left(setting, capfd):
 
 
 def test_metrics_are_json_even_where_numbers_are_not(tmp_path):
-    file = distill.MetricsFile(tmp_path / "m.jsonl")
+    file = distill.MetricsFile(tmp_path / "m.jsonl", "train")
     file.write(3, "x", {"a": float("nan"), "b": np.float32(1.5), "c": np.int64(2)})
     line = json.loads((tmp_path / "m.jsonl").read_text())
-    assert line == {"step": 3, "kind": "x", "a": None, "b": 1.5, "c": 2}
+    values = {"a": None, "b": 1.5, "c": 2}
+    assert line == {"run": "train", "step": 3, "kind": "x", **values}
 
 
 def test_every_row_is_seen_equally_often_in_an_order_of_its_own(toys):

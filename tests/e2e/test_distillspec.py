@@ -1,0 +1,200 @@
+"""The main job at a tiny size: all stages, what it writes, resuming, and bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import specjax
+from experiments import distillspec
+from experiments._config import run
+
+TINY = {
+    "target.size.hidden_size": 32,
+    "target.size.intermediate_size": 48,
+    "target.size.num_heads": 2,
+    "target.size.num_kv_heads": 1,
+    "target.size.head_dim": 16,
+    "target.size.num_layers": 1,
+    "target.grow_to": 2,
+    "target.train.steps": 24,
+    "target.grow.steps": 24,
+    "draft.size.hidden_size": 16,
+    "draft.size.intermediate_size": 16,
+    "draft.size.num_heads": 1,
+    "draft.size.head_dim": 16,
+    "draft.train.steps": 24,
+    "distill.train.steps": 24,
+    "distill.eval_every": 12,
+    "distill.equal_time": False,
+    "checkpoint_every": 8,
+    "batch_size": 4,
+    "data.vocab_size": 300,
+    "data.length": 48,
+    "data.prompt_length": 16,
+    "eval.gamma": 2,
+    "eval.gammas": "2",
+    "eval.batches": "1,2",
+    "eval.prompts": 4,
+    "eval.curve_prompts": 1,
+    "eval.prompt_length": 16,
+    "eval.max_new_tokens": 12,
+    "eval.lossless_prompts": 4,
+}
+
+
+def arguments(workdir: Path, **changes) -> list[str]:
+    settings = {**TINY, **{k.replace("__", "."): v for k, v in changes.items()}}
+    sets = [part for k, v in settings.items() for part in ("--set", f"{k}={v}")]
+    return ["--workdir", str(workdir), *sets]
+
+
+def job(monkeypatch, arguments: list[str]) -> int:
+    """Runs the job in this process; returns its exit code."""
+    monkeypatch.setattr(sys, "argv", ["distillspec", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run(distillspec.main)
+    return ended.value.code
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run."""
+    workdir = tmp_path_factory.mktemp("runs") / "tiny"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert job(monkeypatch, arguments(workdir)) == 0
+    return workdir
+
+
+def test_the_report_holds_what_the_contract_names(finished):
+    report = json.loads((finished / "report.json").read_text())
+    assert {"target", "draft", "settings", "lossless"} <= report.keys()
+    assert [(s["decoding"], s["batch"]) for s in report["settings"]] == [
+        ("greedy", 1),
+        ("T=1.0", 1),
+        ("greedy", 2),
+        ("T=1.0", 2),
+    ]
+    for setting in report["settings"]:
+        assert setting["ar"]["tokens_per_s"] > 0
+        for arm in ("standard_sd", "distillspec"):
+            values = setting[arm]
+            assert 0 <= values["alpha"] <= 1
+            assert 1 <= values["tau"] <= setting["gamma"] + 1
+            assert values["speedup"] == pytest.approx(
+                values["tokens_per_s"] / setting["ar"]["tokens_per_s"]
+            )
+        gain = setting["distillspec"]["tau"] / setting["standard_sd"]["tau"] - 1
+        assert setting["gain"]["tau"] == pytest.approx(gain)
+    assert report["lossless"]["greedy_equal"] == "4/4"
+    assert report["lossless"]["chi_square_p"] > 1e-3
+
+
+def test_every_file_of_the_contract_is_there(finished):
+    for name in (
+        "config.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "draft/model.safetensors",
+        "target/model.safetensors",
+        "report.md",
+        "learning_curve.png",
+        "acceptance_by_position.png",
+        "speedup_by_gamma.png",
+    ):
+        assert (finished / name).exists(), name
+    lines = (finished / "metrics.jsonl").read_text().splitlines()
+    runs = {json.loads(line)["run"] for line in lines}
+    assert {"target", "draft", "distillspec", "cross_entropy"} <= runs
+
+
+def test_the_exported_pair_decodes(finished):
+    target = specjax.load(finished / "target")
+    draft = specjax.load(finished / "draft")
+    out = specjax.generate(
+        target,
+        ["import os\n"],
+        drafter=specjax.drafters.TwoModel(draft, gamma=2),
+        sampling=specjax.Sampling(temperature=0.0),
+        max_new_tokens=8,
+    )
+    plain = specjax.generate(
+        target,
+        ["import os\n"],
+        sampling=specjax.Sampling(temperature=0.0),
+        max_new_tokens=8,
+    )
+    assert out.tokens == plain.tokens
+
+
+def test_a_second_run_needs_resume_and_then_repeats_nothing(
+    finished, monkeypatch, capsys
+):
+    assert job(monkeypatch, arguments(finished)) == 2
+    assert "--resume" in capsys.readouterr().err
+    before = (finished / "metrics.jsonl").read_text()
+    assert job(monkeypatch, [*arguments(finished), "--resume"]) == 0
+    assert (finished / "metrics.jsonl").read_text() == before
+
+
+def test_an_interrupted_run_goes_on_to_the_same_draft(finished, tmp_path, monkeypatch):
+    workdir = tmp_path / "interrupted"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "experiments.distillspec", *arguments(workdir)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env={
+            **os.environ,
+            "XLA_FLAGS": "--xla_backend_optimization_level=0"
+            " --xla_cpu_use_fusion_emitters=false",
+        },
+    )
+    metrics = workdir / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and '"target"' in metrics.read_text()):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "--resume" in err
+    assert not (workdir / "draft").exists()
+    assert job(monkeypatch, [*arguments(workdir), "--resume"]) == 0
+    assert (workdir / "draft" / "model.safetensors").read_bytes() == (
+        finished / "draft" / "model.safetensors"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--set", "distil.beta=1"], "distill.beta"),
+        (["--set", "distill.divergence=jds"], "jsd"),
+        (["--set", "distill.beta=2"], "beta"),
+        (["--set", "eval.gamma=0"], "gamma"),
+        (["--target", "no/such/folder"], "no/such/folder"),
+        (["--prompts", "packaged"], "--target"),
+        (["--config", "quik"], "quick"),
+    ],
+)
+def test_bad_settings_end_at_once_with_one_sentence(
+    tmp_path, monkeypatch, capsys, extra, message
+):
+    begin = time.monotonic()
+    assert job(monkeypatch, [*arguments(tmp_path / "x"), *extra]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("error: ") and message in lines[-1]
+    assert time.monotonic() - begin < 20
+    assert not (tmp_path / "x" / "draft").exists()
+
+
+def test_a_workdir_that_cannot_be_made_is_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    assert job(monkeypatch, arguments(tmp_path / "file" / "run")) == 2
+    assert "cannot be written" in capsys.readouterr().err

@@ -1,0 +1,59 @@
+"""The proof of losslessness must pass for the loop and fail for what is wrong."""
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import drafters, evals
+from specjax.core import Checkpoint, Sampling
+from specjax.models import CausalLM, ModelConfig
+
+
+def checkpoint(seed: int, scale: float = 6.0) -> Checkpoint:
+    config = ModelConfig(
+        vocab_size=23,
+        hidden_size=16,
+        intermediate_size=16,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+    )
+    model = CausalLM(config)
+    params = jax.tree.map(lambda x: x * scale, model.init(jax.random.key(seed)))
+    return Checkpoint(model, params, config=config)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return checkpoint(0), checkpoint(1)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return np.random.default_rng(0).integers(0, 23, (256, 5)).tolist()
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.8, top_k=9, top_p=0.9)]
+)
+def test_the_loop_follows_the_target_and_its_control_does_not(pair, prompts, sampling):
+    target, draft = pair
+    p_value, control = evals.chi_square_of_loop(
+        target,
+        drafters.TwoModel(draft, gamma=3),
+        prompts,
+        max_new_tokens=24,
+        sampling=sampling,
+    )
+    assert p_value > 1e-3
+    assert control < 1e-6
+
+
+def test_greedy_rows_are_equal_and_counted(pair, prompts):
+    target, draft = pair
+    equal = evals.greedy_equality(
+        target, drafters.TwoModel(draft, gamma=3), prompts[:8], max_new_tokens=12
+    )
+    assert equal == (8, 8)
