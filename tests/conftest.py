@@ -15,8 +15,8 @@ from jaxtyping import install_import_hook
 def _compile_quickly() -> None:
     """Compiles small programs four times faster; large ones run eight times slower.
 
-    A test that runs a lot of numbers asks `jax.jit` for optimised code, with
-    `compiler_options=OPTIMISED` of tests/conformance/laws_of_the_loop.py.
+    A test that runs a lot of numbers asks `jax.jit` for optimised code again, with
+    `compiler_options={"xla_backend_optimization_level": 3}`.
     The flags are read once, when the backend starts, and taken back for subprocesses.
     """
     given = os.environ.get("XLA_FLAGS")
