@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 
 _BLOCK = 128  # entries summed first; one TPU lane row
 
@@ -38,7 +38,7 @@ def _invert(mass: Array, uniform: Array) -> Array:
     return jnp.minimum(index, mass.size - 1).astype(jnp.int32)
 
 
-def row_keys(seeds: Int[Array, "B"]) -> Array:
+def row_keys(seeds: Integer[Array, "B"]) -> Array:
     """One key a row from one seed a row: a row's draws depend on its own seed only."""
     return jax.vmap(jax.random.key)(seeds)
 
