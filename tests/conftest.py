@@ -38,3 +38,40 @@ install_import_hook(
     ["specjax.ops", "specjax.divergences", "specjax.verifiers"],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
+
+
+# The imports below must come after the hook: they import the code that it checks.
+import pytest  # noqa: E402
+
+from specjax.core import Checkpoint  # noqa: E402
+from specjax.data import train_bpe  # noqa: E402
+from specjax.io import export  # noqa: E402
+from specjax.models import CausalLM, ModelConfig  # noqa: E402
+
+TEXTS = ["One day the sky was blue, the next day the sky was grey.\n"] * 20
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    """A checkpoint that runs in a second, with tokeniser and chat template."""
+    tokenizer = train_bpe(TEXTS, vocab_size=300)
+    tokenizer.chat_template = TEMPLATE
+    config = ModelConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        max_position_embeddings=256,
+    )
+    params = CausalLM(config).init(jax.random.key(0))
+    # Larger weights than a fresh model's: its text is then not one token for ever.
+    params = jax.tree.map(lambda x: 8 * x if x.ndim > 1 else x, params)
+    checkpoint = Checkpoint(CausalLM(config), params, tokenizer, config)
+    return export(checkpoint, tmp_path_factory.mktemp("tiny") / "model")

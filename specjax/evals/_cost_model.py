@@ -63,7 +63,7 @@ def best_gamma(alpha: float, draft_cost: float, most: int = 64) -> int:
     best, gain = 0, 1.0
     for gamma in range(1, most + 1):
         value = speedup(block_efficiency(alpha, gamma), gamma, draft_cost)
-        if value > gain:
+        if value > 1 and value >= gain - 1e-12:  # of equally good ones the longer
             best, gain = gamma, value
     return best
 
