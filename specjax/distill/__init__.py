@@ -20,7 +20,7 @@ from specjax.distill._sources import (
     get_source,
     source_names,
 )
-from specjax.distill._state import Batch, Policy, Sums, TrainState
+from specjax.distill._state import Batch, HeadedModel, Policy, Sums, TrainState
 from specjax.distill._step import TrainStep
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "CrossEntropy",
     "Distill",
     "FixedCorpus",
+    "HeadedModel",
     "MetricsFile",
     "Mixture",
     "Objective",

@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.core import Params, Sampling
+from specjax.core import Params
 from specjax.distill._state import Batch, Policy, Sums
 from specjax.divergences import Divergence
-from specjax.ops import warp
 
 # (student logits [B, C, V], teacher logits or None, labels [B, C], mask [B, C],
 #  on_policy [B]) -> Sums
@@ -86,9 +85,8 @@ class Distill:
     def _term(self, q_logits, p_logits, labels, mask, on_policy) -> Sums:
         p_logits = jax.lax.stop_gradient(p_logits)
         size = self.shared_vocab or min(q_logits.shape[-1], p_logits.shape[-1])
-        sampling = Sampling(temperature=self.temperature)
-        log_q = warp(q_logits[..., :size], sampling)
-        log_p = warp(p_logits[..., :size], sampling)
+        log_q = self._log(q_logits[..., :size])
+        log_p = self._log(p_logits[..., :size])
         loss = jnp.where(mask, self.divergence(log_p, log_q), 0.0)
         if self.cross_entropy:
             labelled = mask & ~on_policy[:, None]
@@ -96,11 +94,16 @@ class Distill:
         agreement = overlap = jnp.zeros(())
         if self.monitor:
             log_q = jax.lax.stop_gradient(log_q)
-            same = jnp.argmax(log_p, -1) == jnp.argmax(log_q, -1)
+            same = _argmax(log_p) == _argmax(log_q)
             agreement = jnp.sum(same & mask).astype(jnp.float32)
             accepted = jnp.sum(jnp.exp(jnp.minimum(log_p, log_q)), axis=-1)
             overlap = jnp.sum(jnp.where(mask, accepted, 0.0))
         return _sums(jnp.sum(loss), agreement, overlap, mask, on_policy)
+
+    def _log(self, logits: Array) -> Array:
+        """`ops.warp` at a temperature known to be positive: without its arg max."""
+        scaled = logits.astype(jnp.float32) / self.temperature
+        return jax.nn.log_softmax(scaled, axis=-1)
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ class CrossEntropy:
         loss = _nll(q_logits, labels, mask)
         agreement = overlap = jnp.zeros(())
         if self.monitor:
-            same = (jnp.argmax(q_logits, -1) == labels) & mask
+            same = (_argmax(q_logits) == labels) & mask
             agreement = jnp.sum(same).astype(jnp.float32)
             chance = jnp.where(mask, jnp.exp(-jax.lax.stop_gradient(loss)), 0.0)
             overlap = jnp.sum(chance)
@@ -209,6 +212,14 @@ def _nll(logits: Array, labels: Array, mask: Array) -> Array:
     logits = logits.astype(jnp.float32)
     chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jnp.where(mask, jax.nn.logsumexp(logits, axis=-1) - chosen, 0.0)
+
+
+def _argmax(x: Array) -> Array:
+    """The first of the largest along V: two plain reductions, which XLA vectorises."""
+    index = jnp.arange(x.shape[-1], dtype=jnp.int32)
+    index = index.reshape((1,) * (x.ndim - 1) + (-1,))
+    largest = jnp.max(x, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(x == largest, index, x.shape[-1]), axis=-1)
 
 
 def _sums(loss, agreement, overlap, mask, on_policy) -> Sums:

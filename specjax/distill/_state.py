@@ -4,7 +4,7 @@ Axes: B rows, T positions of a sequence. This module stays outside jaxtyping's h
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,20 @@ from jax import Array
 from specjax.core import LanguageModel, Params, record, static_field
 
 
+class HeadedModel(LanguageModel, Protocol):
+    """A LanguageModel whose head can be called alone, for a few positions at a time."""
+
+    def unembed(self, params: Params, hidden: Array) -> Array:
+        """Logits `[*B, V]` of `LMOutput.hidden [*B, D]`."""
+        ...
+
+
 @record
 class Policy:
     """A model with its parameters, as one argument of pure functions."""
 
     params: Params
-    model: LanguageModel = static_field()
+    model: HeadedModel = static_field()
 
 
 @record

@@ -11,10 +11,10 @@ import optax
 from jax import Array
 
 from specjax import parallel
-from specjax.core import LanguageModel, Params
+from specjax.core import Params
 from specjax.distill._objectives import Objective
 from specjax.distill._sources import FixedCorpus, Source
-from specjax.distill._state import Batch, Policy, Sums, TrainState
+from specjax.distill._state import Batch, HeadedModel, Policy, Sums, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +50,10 @@ class TrainStep:
         >>> state, sums = step(state, batch, target_params)  # doctest: +SKIP
     """
 
-    student: LanguageModel
+    student: HeadedModel
     objective: Objective
     optimizer: optax.GradientTransformation
-    teacher: LanguageModel | None = None
+    teacher: HeadedModel | None = None
     source: Source = FixedCorpus()  # noqa: RUF009 (frozen)
     accumulate: int = 1
     compute_dtype: Any = None
@@ -114,7 +114,7 @@ class TrainStep:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _fresh(model: LanguageModel, key: Array) -> Params:
+def _fresh(model: HeadedModel, key: Array) -> Params:
     return model.init(key)
 
 

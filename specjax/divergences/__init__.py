@@ -8,7 +8,14 @@ Example:
     0.25
 """
 
-from specjax.divergences._divergences import FLOOR, forward_kl, jsd, reverse_kl, tvd
+from specjax.divergences._divergences import (
+    FLOOR,
+    forward_kl,
+    jsd,
+    registry,
+    reverse_kl,
+    tvd,
+)
 from specjax.divergences._resolve import Divergence, get, names, resolve
 
 __all__ = [
@@ -18,6 +25,7 @@ __all__ = [
     "get",
     "jsd",
     "names",
+    "registry",
     "resolve",
     "reverse_kl",
     "tvd",

@@ -11,8 +11,6 @@ both arguments are finite everywhere, and so are those to logits through a log-s
 Reference: Zhou et al., DistillSpec, arXiv 2310.08461, section 3 and appendix A.
 """
 
-import math
-
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
@@ -99,10 +97,13 @@ def jsd(
             " its limits are forward_kl (JSD / beta) and reverse_kl (JSD / (1 - beta))"
         )
     log_p, log_q = _widen(log_p), _widen(log_q)
-    finite_p, finite_q = _finite(log_p), _finite(log_q)
-    log_m = jnp.logaddexp(finite_p + math.log(beta), finite_q + math.log1p(-beta))
-    from_p = jnp.sum(jnp.exp(log_p) * (finite_p - log_m), axis=-1)
-    from_q = jnp.sum(jnp.exp(log_q) * (finite_q - log_m), axis=-1)
+    p, q = jnp.exp(log_p), jnp.exp(log_q)
+    # Where the mixture underflows so do p and q, and the token counts nothing. (The
+    # logaddexp of the logarithms costs half as much again.)
+    mixture = beta * p + (1 - beta) * q
+    log_m = jnp.log(jnp.maximum(mixture, jnp.finfo(mixture.dtype).tiny))
+    from_p = jnp.sum(p * (_finite(log_p) - log_m), axis=-1)
+    from_q = jnp.sum(q * (_finite(log_q) - log_m), axis=-1)
     return beta * from_p + (1 - beta) * from_q
 
 
