@@ -136,13 +136,20 @@ def prepare(
 ) -> Job:
     """Checks a request (see `generate`) and lays it out in arrays of bucketed shape."""
     model = target.model
+    if sampling is not None and not isinstance(sampling, Sampling):
+        raise ValueError(f"sampling must be a Sampling or None, got {sampling!r}")
+    if isinstance(drafter, type) or not (drafter is None or hasattr(drafter, "bind")):
+        raise ValueError(
+            "drafter must be an instance such as drafters.PromptLookup(), or None, got "
+            f"{drafter!r}"
+        )
     ids = _encode(target, prompts)
     batch = len(ids)
     new = _per_row("max_new_tokens", max_new_tokens, batch, low=1)
     new = [min(number, model.max_length) for number in new]  # int32 sums stay small
-    if isinstance(seed, int):
-        seed = [(seed + row) % 2**32 for row in range(batch)]
     seeds = _per_row("seed", seed, batch, low=0)
+    if np.ndim(seed) == 0:
+        seeds = [(number + row) % 2**32 for row, number in enumerate(seeds)]
     lengths = [len(row) for row in ids]
     longest = max(
         min(n + m, model.max_length) for n, m in zip(lengths, new, strict=True)
@@ -285,7 +292,7 @@ def _encode(target: Checkpoint, prompts: Sequence[Prompt]) -> list[list[int]]:
 
 def _per_row(name: str, value, batch: int, low: int) -> list[int]:
     """One whole number a row."""
-    values = [value] * batch if isinstance(value, int | np.integer) else list(value)
+    values = [value] * batch if np.ndim(value) == 0 else list(value)
     if len(values) != batch:
         raise ValueError(
             f"{name} must be one number or one a prompt, got {len(values)} for "
@@ -300,7 +307,12 @@ def _per_row(name: str, value, batch: int, low: int) -> list[int]:
 
 def _eos_ids(ids: Sequence[int], vocab_size: int):
     """End-of-text ids padded with -1 to a few sizes."""
-    ids = [int(token) for token in ids]
+    try:
+        ids = [int(token) for token in ids]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"eos_token_ids must be a list of token ids, got {ids!r}"
+        ) from None
     for token in ids:
         if not 0 <= token < vocab_size:
             raise ValueError(

@@ -142,8 +142,11 @@ def _aho_corasick(patterns: Sequence[bytes]) -> np.ndarray:
         node = queue.pop(0)
         table[node] = table[fail[node]] if node != _ROOT else _ROOT
         for byte, child in children[node].items():
+            suffix = table[node][byte]  # the state without this node's first byte
+            if suffix == _FOUND:  # a shorter string ends inside this longer one
+                continue
             if child != _FOUND:
-                fail[child] = table[node][byte] if node != _ROOT else _ROOT
+                fail[child] = suffix
                 queue.append(child)
             table[node][byte] = child
     table[_FOUND] = _FOUND

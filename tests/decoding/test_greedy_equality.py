@@ -1,4 +1,4 @@
-"""Greedy output is that of the uncached target, whatever drafts and wherever it ends."""
+"""Greedy output is that of the uncached target, whoever drafts, wherever it ends."""
 
 import jax
 import jax.numpy as jnp
