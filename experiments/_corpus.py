@@ -53,7 +53,7 @@ class Corpus:
 def read_text(config: Config, tokenizer, documents=None) -> Corpus:
     """The standard library, packed; held-out prompts are cut from held-out files."""
     settings = config.data
-    documents = documents or data.standard_library()
+    documents = documents or data.standard_library(settings.max_chars)
     train, held_out = data.split(documents, settings.held_out)
     eos = tokenizer.eos_token_id
     packed = [

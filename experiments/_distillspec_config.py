@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from specjax import divergences
+
 
 @dataclass(frozen=True)
 class Size:
@@ -26,6 +28,15 @@ class Stage:
     schedule: Literal["constant", "cosine", "linear"] = "linear"
     warmup: int = 20
     max_seconds: float | None = None
+
+    def __post_init__(self):
+        if self.steps <= self.warmup:
+            raise ValueError(
+                f"a stage needs steps > warmup, got steps={self.steps}, "
+                f"warmup={self.warmup}"
+            )
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be > 0, got {self.learning_rate}")
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,7 @@ class Data:
             specjax), or none: the corpus.
         field: where a prompt stands in a row of `prompts`; none: found by itself.
         chat: apply the tokeniser's chat template to prompts.
+        max_chars: read about so many characters of the corpus; none: all of it.
         vocab_size: of a tokeniser trained here, for a target from scratch.
         held_out: share of documents kept for measuring, chosen by a hash of the name.
         length: T, tokens of a training sequence.
@@ -72,11 +84,23 @@ class Data:
     prompts: str | None = None
     field: str | None = None
     chat: bool = True
+    max_chars: int | None = None
     vocab_size: int = 1024
     held_out: float = 0.05
     length: int = 128
     prompt_length: int = 32
     samples: int = 1
+
+    def __post_init__(self):
+        if not 1 <= self.prompt_length < self.length:
+            raise ValueError(
+                "data.prompt_length must be at least 1 and less than data.length, got "
+                f"{self.prompt_length} and {self.length}"
+            )
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"data.held_out must be in (0, 1), got {self.held_out}")
+        if self.samples < 1:
+            raise ValueError(f"data.samples must be at least 1, got {self.samples}")
 
 
 @dataclass(frozen=True)
@@ -103,6 +127,20 @@ class Distillation:
     equal_time: bool = True
     eval_every: int = 50
 
+    def __post_init__(self):
+        self.resolve()
+        if not 0 <= self.fraction <= 1:
+            raise ValueError(f"distill.fraction must be in [0, 1], got {self.fraction}")
+        if self.temperature < 0:
+            raise ValueError(
+                f"distill.temperature must be at least 0, got {self.temperature}"
+            )
+
+    def resolve(self) -> divergences.Divergence:
+        """The divergence with its options."""
+        options = {} if self.beta is None else {"beta": self.beta}
+        return divergences.resolve(self.divergence, **options)
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -127,6 +165,23 @@ class Evaluation:
     prompt_length: int = 32
     max_new_tokens: int = 96
     lossless_prompts: int = 64
+
+    def __post_init__(self):
+        for name in ("gamma", "prompts", "curve_prompts", "prompt_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"eval.{name} must be at least 1, got {getattr(self, name)}"
+                )
+        for name in ("batches", "gammas"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise ValueError(
+                    f"eval.{name} must be numbers >= 1, got {getattr(self, name)}"
+                )
+        if max(self.batches) > self.prompts:
+            raise ValueError(
+                f"eval.batches of {max(self.batches)} rows need as many eval.prompts, "
+                f"got {self.prompts}"
+            )
 
 
 @dataclass(frozen=True)

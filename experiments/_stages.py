@@ -13,7 +13,7 @@ from rich.progress import Progress
 from experiments import _corpus
 from experiments._corpus import Corpus, Sequences
 from experiments._distillspec_config import Config, Size, Stage
-from specjax import data, distill, divergences, load
+from specjax import data, distill, load
 from specjax.core import Checkpoint, Sampling
 from specjax.io import check_same_tokenizer
 from specjax.models import CausalLM, ModelConfig, grow, take_layers
@@ -58,7 +58,7 @@ class Run:
                 "data.prompts need a target that can answer them: give --target, or "
                 "leave --prompts away"
             )
-        documents = data.standard_library()
+        documents = data.standard_library(ask.data.max_chars)
         train, _ = data.split(documents, ask.data.held_out)
         tokenizer = data.train_bpe([d.text for d in train], ask.data.vocab_size)
         corpus = _corpus.read_text(ask, tokenizer, documents)
@@ -163,7 +163,6 @@ class Run:
     ) -> tuple[distill.Objective, distill.Source]:
         """The divergence and the data policy of the settings."""
         ask, text = self.config.distill, self.config.data
-        options = {} if ask.beta is None else {"beta": ask.beta}
         student = distill.StudentGenerated(
             prompt_size=text.prompt_length,
             max_new_tokens=text.length - text.prompt_length,
@@ -176,8 +175,7 @@ class Run:
             "student": student,
             "mixture": distill.Mixture(fixed, student, ask.fraction, per="split"),
         }
-        divergence = divergences.resolve(ask.divergence, **options)
-        return distill.Distill(divergence), sources[ask.source]
+        return distill.Distill(ask.resolve()), sources[ask.source]
 
     def equal_steps(self, stage: Stage, distilled: Trained) -> Stage:
         """The baseline's stage: the steps that distillation came to, no time limit."""

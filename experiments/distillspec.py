@@ -61,8 +61,12 @@ def main() -> None:
     begin = time.perf_counter()
     args = parse(None, Config, PRESETS, SHORTCUTS, __doc__)
     workdir = open_workdir(args.workdir, args.resume, args.config)
-    write_resolved(workdir, args.config, args.preset)
     console = Console(width=80)
+    if (workdir / "report.json").exists():
+        print_report(console, json.loads((workdir / "report.json").read_text()))
+        console.print(f"This run was finished already: it is in {workdir}.")
+        return
+    write_resolved(workdir, args.config, args.preset)
     with Progress(
         *Progress.get_default_columns()[:-1],
         MofNCompleteColumn(),

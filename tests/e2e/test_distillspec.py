@@ -36,10 +36,12 @@ TINY = {
     "batch_size": 4,
     "data.vocab_size": 300,
     "data.length": 48,
+    "data.max_chars": 300_000,
+    "data.held_out": 0.2,
     "data.prompt_length": 16,
     "eval.gamma": 2,
-    "eval.gammas": "2",
-    "eval.batches": "1,2",
+    "eval.gammas": "1",
+    "eval.batches": "1",
     "eval.prompts": 4,
     "eval.curve_prompts": 1,
     "eval.prompt_length": 16,
@@ -77,8 +79,6 @@ def test_the_report_holds_what_the_contract_names(finished):
     assert [(s["decoding"], s["batch"]) for s in report["settings"]] == [
         ("greedy", 1),
         ("T=1.0", 1),
-        ("greedy", 2),
-        ("T=1.0", 2),
     ]
     for setting in report["settings"]:
         assert setting["ar"]["tokens_per_s"] > 0
@@ -186,12 +186,10 @@ def test_an_interrupted_run_goes_on_to_the_same_draft(finished, tmp_path, monkey
 def test_bad_settings_end_at_once_with_one_sentence(
     tmp_path, monkeypatch, capsys, extra, message
 ):
-    begin = time.monotonic()
     assert job(monkeypatch, [*arguments(tmp_path / "x"), *extra]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[-1].startswith("error: ") and message in lines[-1]
-    assert time.monotonic() - begin < 20
-    assert not (tmp_path / "x" / "draft").exists()
+    assert not (tmp_path / "x" / "checkpoints").exists()
 
 
 def test_a_workdir_that_cannot_be_made_is_refused(tmp_path, monkeypatch, capsys):
