@@ -58,12 +58,12 @@ CODE = """
         assert counts["on_policy_tokens"] == many_counts["on_policy_tokens"]
     assert (counts["on_policy_tokens"] > 0) == (sys.argv[3] == "rollouts")
 
-    # A step leaves every parameter where it was.
-    places = jax.tree.map(lambda x: x.sharding, state.params)
-    with jax.set_mesh(mesh):
-        state, _ = step(state, rows, sharded)
-    for x, place in zip(*map(jax.tree.leaves, (state.params, places)), strict=True):
-        assert x.sharding.is_equivalent_to(place, x.ndim), (x.sharding, place)
+    if sys.argv[3] == "corpus":  # a step leaves every parameter where it was
+        places = jax.tree.map(lambda x: x.sharding, state.params)
+        with jax.set_mesh(mesh):
+            state, _ = step(state, rows, sharded)
+        for x, place in zip(*map(jax.tree.leaves, (state.params, places)), strict=True):
+            assert x.sharding.is_equivalent_to(place, x.ndim), (x.sharding, place)
 """
 
 
