@@ -78,7 +78,7 @@ class TwoModel:
         dtype = jax.tree.leaves(params)[0].dtype
         cache = self.model.init_cache(tokens.shape[0], capacity, dtype)
         if tokens.shape[1] > 2:
-            _, cache = self.model.apply(params, tokens[:, :-2], cache)
+            _, cache = self.model.apply(params, self._readable(tokens[:, :-2]), cache)
         # One token: -1. The slot before the first is dropped when it is written.
         return cache.with_length(length - 2)
 
@@ -93,7 +93,7 @@ class TwoModel:
             return sample(fold(keys, index), log_q), log_q
 
         last_two = context.token_at(context.length[:, None] + jnp.array([[-2, -1]]))
-        out, cache = self.model.apply(params, last_two, state)
+        out, cache = self.model.apply(params, self._readable(last_two), state)
         token, log_q = draw(out.logits[:, -1], 0)
 
         def step(carry, index):
@@ -117,3 +117,7 @@ class TwoModel:
     def commit(self, params: Params, state: Params, feedback: Feedback) -> Params:
         """Rolls the draft's cache back to what was accepted."""
         return state.with_length(feedback.length - 2)
+
+    def _readable(self, tokens: Array) -> Array:
+        """Ids that the draft lacks are read as its last one: any law will do for q."""
+        return jnp.minimum(tokens, self.model.vocab_size - 1)

@@ -49,6 +49,7 @@ class Rejection:
         q = jnp.exp(row_at(jnp.concatenate([log_q, none], axis=1), num_accepted))
         residual = jnp.maximum(p - q, 0.0)
         # p == q leaves nothing but rounding to draw from: then p itself is the law.
-        empty = jnp.sum(residual, axis=-1, keepdims=True) <= 0.0
+        # (Not `<= 0`: a draft that overflowed to NaN is refused, and p is the law too.)
+        empty = ~(jnp.sum(residual, axis=-1, keepdims=True) > 0.0)
         last = sample(fold(keys, 1), jnp.log(jnp.where(empty, p, residual)))
         return verdict(num_accepted, tokens, last)

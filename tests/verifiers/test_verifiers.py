@@ -293,3 +293,17 @@ def test_rows_do_not_depend_on_each_other(name):
     jax.tree.map(
         lambda a, b: np.testing.assert_array_equal(a[order], b), straight, shuffled
     )
+
+
+@each
+def test_a_draft_of_nan_leaves_the_targets_law(name):
+    """https://github.com/youssofal/MTPLX/issues/82"""
+    p = [[0.2, 0.5, 0.3]] * 3
+    _, verdict = run(name, [[float("nan")] * 3] * 2, p, drafts=(1, 1))
+    first = np.asarray(verdict.tokens)[:, 0]
+    assert chi(first, p[0]) > 1e-3
+    assert chi(first, [0.25, 0.45, 0.3]) < 1e-6
+
+
+def chi(tokens, law):
+    return testing.chi_square(np.bincount(tokens, minlength=len(law)), law)
