@@ -216,3 +216,26 @@ def test_a_chain_is_a_tree_of_first_children():
 
 def test_protocols_are_met():
     assert isinstance(TabularLM(3), LanguageModel)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 6])
+def test_one_row_is_written_as_many_are_also_past_both_ends(num_tokens):
+    """One row takes a slice update, more a scatter. Writes outside are dropped:
+
+    https://github.com/jax-ml/jax/issues/9083
+    """
+    held = jax.random.normal(jax.random.key(0), (1, 2, 6, 3))
+    new = jax.random.normal(jax.random.key(1), (1, num_tokens, 2, 3))
+    for start in range(-2, 8):
+        cache = KVCache((held,), (held,), jnp.array([start]))
+        twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), cache)
+        one = cache.update(0, new, new)[1]
+        two = twice.update(0, jnp.tile(new, (2, 1, 1, 1)), jnp.tile(new, (2, 1, 1, 1)))[
+            1
+        ]
+        assert (one[0] == two[0]).all() and (one[0] == two[1]).all()
+        expected = held[0].at[:, :].get()
+        for token in range(num_tokens):
+            if 0 <= start + token < 6:
+                expected = expected.at[:, start + token].set(new[0, token])
+        assert (one[0] == expected).all()
