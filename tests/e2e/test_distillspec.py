@@ -196,3 +196,22 @@ def test_a_workdir_that_cannot_be_made_is_refused(tmp_path, monkeypatch, capsys)
     (tmp_path / "file").write_text("")
     assert job(monkeypatch, arguments(tmp_path / "file" / "run")) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_prompts_are_answered_by_a_given_target_and_layers_of_it_draft(
+    tiny_folder, tmp_path, monkeypatch
+):
+    """The way of `--config smollm2`: a checkpoint, chat prompts, a draft of layers."""
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": f"sky {a}{b}"} for a in "abcdef" for b in "uvwxyz"]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    workdir = tmp_path / "run"
+    extra = ["--target", str(tiny_folder), "--prompts", str(prompts)]
+    changes = {"draft__layers": "0", "data__length": 64, "data__prompt_length": 40}
+    assert job(monkeypatch, [*arguments(workdir, **changes), *extra]) == 0
+    report = json.loads((workdir / "report.json").read_text())
+    assert report["target"] == str(tiny_folder)
+    assert report["lossless"]["greedy_equal"] == "4/4"
+    assert not (workdir / "target").exists()
+    draft = specjax.load(workdir / "draft")
+    assert draft.config.num_layers == 1 and draft.config.hidden_size == 16
