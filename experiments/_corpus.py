@@ -49,6 +49,12 @@ class Corpus:
     train_prompts: list[list[int]]
     held_out_prompts: list[list[int]]
 
+    @property
+    def sequences(self) -> Sequences:
+        """The training sequences, once they exist."""
+        assert self.train is not None, "the target's samples were not drawn yet"
+        return self.train
+
 
 def read_text(config: Config, tokenizer, documents=None) -> Corpus:
     """The standard library, packed; held-out prompts are cut from held-out files."""
@@ -77,6 +83,7 @@ def read_text(config: Config, tokenizer, documents=None) -> Corpus:
 def read_prompts(config: Config, tokenizer) -> Corpus:
     """Prompts; a share of them, or a split that the source has, is held out."""
     settings = config.data
+    assert settings.prompts is not None
     if settings.prompts == "packaged":
         train = data.packaged_prompts("train")
         held_out = data.packaged_prompts("eval")

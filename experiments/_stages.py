@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -91,7 +91,7 @@ class Run:
             ]
             train = self._draw(target, repeated, ask.data.length, "target samples", 2)
             corpus = dataclasses.replace(corpus, train=train)
-        self.notes["training sequences"] = len(corpus.train.tokens)
+        self.notes["training sequences"] = len(corpus.sequences.tokens)
         return corpus, held_out
 
     def fit(
@@ -107,9 +107,9 @@ class Run:
         seconds: float | None = None,
     ) -> Trained:
         """Trains `start` for a stage; with held-out text, a learning curve too."""
-        ask = self.config
+        ask, scored = self.config, objective.needs_teacher
         step = distill.TrainStep(
-            start.model,
+            _headed(start),
             objective,
             distill.make_optimizer(
                 stage.optimizer,
@@ -120,7 +120,7 @@ class Run:
                 final=0.05,
                 kernel_layout=start.config.kernel_layout,
             ),
-            teacher=teacher.model if teacher and objective.needs_teacher else None,
+            teacher=_headed(teacher) if scored and teacher else None,
             source=source or distill.FixedCorpus(),
             accumulate=ask.accumulate,
             kernel_layout=start.config.kernel_layout,
@@ -133,9 +133,9 @@ class Run:
         result = distill.train(
             step,
             step.init(jax.random.key(seed), start.params),
-            corpus.train.batches(ask.batch_size, seed),
+            corpus.sequences.batches(ask.batch_size, seed),
             steps=stage.steps,
-            teacher_params=teacher.params if step.teacher else None,
+            teacher_params=teacher.params if scored and teacher else None,
             seconds=stage.max_seconds if seconds is None else seconds,
             workdir=self.workdir,
             label=name,
@@ -224,10 +224,10 @@ class Run:
     def _curve(self, draft: Checkpoint, target: Checkpoint, held_out: Sequences):
         """Alpha by training step: the mean of sum min(p, q) over target samples."""
         probe = distill.TrainStep(
-            draft.model,
+            _headed(draft),
             distill.Distill(),
             distill.make_optimizer(learning_rate=1.0),
-            teacher=target.model,
+            teacher=_headed(target),
         )
         rows = np.arange(len(held_out.tokens))
         batches = [
@@ -247,13 +247,18 @@ def held_out_nats(checkpoint: Checkpoint, text: Sequences | None) -> float | Non
     if text is None:
         return None
     probe = distill.TrainStep(
-        checkpoint.model,
+        _headed(checkpoint),
         distill.CrossEntropy(monitor=False),
         distill.make_optimizer(learning_rate=1.0),
     )
     rows = np.arange(min(256, len(text.tokens)))
     batches = [text.batch(rows[i : i + 32]) for i in range(0, len(rows), 32)]
     return probe.evaluate(checkpoint.params, batches).as_dict()["loss"]
+
+
+def _headed(checkpoint: Checkpoint) -> distill.HeadedModel:
+    """Its model; what `load` and this script make has a head of its own to call."""
+    return cast(distill.HeadedModel, checkpoint.model)
 
 
 def _context(config: Config) -> int:

@@ -276,7 +276,7 @@ def _transformers(target: Checkpoint, ids: list[int], new_tokens: int):
 
     def call():
         with torch.no_grad():
-            out = model.generate(
+            out = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
                 prompt,
                 attention_mask=torch.ones_like(prompt),
                 do_sample=False,

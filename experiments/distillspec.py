@@ -151,7 +151,7 @@ def sizes(target: Checkpoint, draft: Checkpoint) -> dict[str, Any]:
     }
 
 
-def losses(text, target: Checkpoint, drafts) -> dict[str, float]:
+def losses(text, target: Checkpoint, drafts) -> dict[str, float | None]:
     """Held-out cross-entropy of every model, where there is a text to measure on."""
     if text is None:
         return {}

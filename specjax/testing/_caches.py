@@ -56,12 +56,12 @@ def check_cache(
     Raises:
         AssertionError: a length or a valid slot differs; the message names the row.
     """
-    length = np.maximum(np.asarray(length), 0)
+    wanted = np.maximum(np.asarray(length), 0)
     there = np.maximum(np.asarray(cache.length), 0)
-    if not np.array_equal(length, there):
-        row = int(np.argmax(length != there))
+    if not np.array_equal(wanted, there):
+        row = int(np.argmax(wanted != there))
         raise AssertionError(
-            f"row {row}: the cache should hold {length[row]} tokens, it says "
+            f"row {row}: the cache should hold {wanted[row]} tokens, it says "
             f"{there[row]}"
         )
     worst = np.asarray(_worst(model, params, tokens, cache))  # [leaves, B]
@@ -69,7 +69,7 @@ def check_cache(
     if bad.any():
         leaf, row = (int(i) for i in np.argwhere(bad)[0])
         raise AssertionError(
-            f"row {row}: the first {length[row]} slots of leaf {leaf} differ from a "
+            f"row {row}: the first {wanted[row]} slots of leaf {leaf} differ from a "
             f"fresh prefill by {worst[leaf, row]}, more than {atol}"
         )
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from specjax.core import KVCache, LMOutput, Params
 
@@ -93,7 +94,7 @@ class TabularLM:
         ahead = jnp.zeros((), bool)
         if mask is not None:
             ahead = jnp.any(mask & later, axis=-1)
-            if not isinstance(ahead, jax.core.Tracer) and np.any(ahead):
+            if not isinstance(ahead, Tracer) and np.any(ahead):
                 raise ValueError(
                     "TabularLM is causal: its mask must not let a token look at a "
                     "later one, got a mask with entries above the diagonal"
