@@ -49,9 +49,9 @@ class Target:
 
     source: str | None = None
     size: Size = Size(2, 128, 352, 4, 2, 32)
-    train: Stage = Stage(steps=750, learning_rate=2e-2, max_seconds=100)
+    train: Stage = Stage(steps=450, learning_rate=2e-2, max_seconds=80)
     grow_to: int = 6
-    grow: Stage = Stage(steps=160, learning_rate=1e-2, max_seconds=70)
+    grow: Stage = Stage(steps=90, learning_rate=1e-2, max_seconds=45)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Draft:
     source: str | None = None
     layers: tuple[int, ...] = ()
     size: Size = Size(1, 64, 176, 2, 1, 32)
-    train: Stage = Stage(steps=600, learning_rate=2e-2, max_seconds=30)
+    train: Stage = Stage(steps=450, learning_rate=2e-2, max_seconds=20)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Distillation:
     source: Literal["fixed", "student", "mixture"] = "mixture"
     fraction: float = 0.5
     temperature: float = 1.0
-    train: Stage = Stage(steps=350, learning_rate=2e-2, max_seconds=45)
+    train: Stage = Stage(steps=220, learning_rate=2e-2, max_seconds=35)
     equal_time: bool = True
     eval_every: int = 50
 
@@ -158,7 +158,7 @@ class Evaluation:
     """
 
     gamma: int = 4
-    gammas: tuple[int, ...] = (1, 2, 6, 8)
+    gammas: tuple[int, ...] = (1, 2, 6)
     batches: tuple[int, ...] = (1, 8)
     prompts: int = 32
     curve_prompts: int = 8
