@@ -49,9 +49,9 @@ class Target:
 
     source: str | None = None
     size: Size = Size(2, 128, 352, 4, 2, 32)
-    train: Stage = Stage(steps=450, learning_rate=2e-2, max_seconds=80)
+    train: Stage = Stage(steps=700, learning_rate=2e-2, max_seconds=90)
     grow_to: int = 6
-    grow: Stage = Stage(steps=90, learning_rate=1e-2, max_seconds=45)
+    grow: Stage = Stage(steps=120, learning_rate=1e-2, max_seconds=55)
 
 
 @dataclass(frozen=True)
