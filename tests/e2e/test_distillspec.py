@@ -211,7 +211,8 @@ def test_prompts_are_answered_by_a_given_target_and_layers_of_it_draft(
     assert job(monkeypatch, [*arguments(workdir, **changes), *extra]) == 0
     report = json.loads((workdir / "report.json").read_text())
     assert report["target"] == str(tiny_folder)
-    assert report["lossless"]["greedy_equal"] == "4/4"
+    equal, held_out = report["lossless"]["greedy_equal"].split("/")
+    assert equal == held_out and int(held_out) >= 2  # as many as the hash holds out
     assert not (workdir / "target").exists()
     draft = specjax.load(workdir / "draft")
     assert draft.config.num_layers == 1 and draft.config.hidden_size == 16
