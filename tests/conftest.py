@@ -16,7 +16,7 @@ def _compile_quickly() -> None:
     """Compiles small programs four times faster; large ones run eight times slower.
 
     A test that runs a lot of numbers asks `jax.jit` for optimised code again, with
-    `compiler_options={"xla_backend_optimization_level": 3}`.
+    `compiler_options={"xla_backend_optimization_level": 1}`.
     The flags are read once, when the backend starts, and taken back for subprocesses.
     """
     given = os.environ.get("XLA_FLAGS")

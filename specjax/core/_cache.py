@@ -122,7 +122,8 @@ def _write(cache: Array, new: Array, length: Array) -> Array:
     What falls outside the slots, before the first or past the last, is dropped.
     """
     new = jnp.swapaxes(new, 1, 2).astype(cache.dtype)
-    if cache.shape[0] == 1:
+    # (A block of drafts may be longer than a short row's whole cache.)
+    if cache.shape[0] == 1 and new.shape[2] <= cache.shape[2]:
         return _write_slice(cache[0], new[0], length[0])[None]
     return jax.vmap(_write_scatter)(cache, new, length)
 

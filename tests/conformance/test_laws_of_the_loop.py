@@ -58,7 +58,7 @@ def each_row(repeat):
 @functools.partial(
     jax.jit,
     static_argnums=(0, 1),
-    compiler_options={"xla_backend_optimization_level": 2},
+    compiler_options={"xla_backend_optimization_level": 1},
 )
 def _loop(drafter, verifier, params, drafter_params, keys, sampling, limit):
     batch = keys.shape[0]

@@ -185,6 +185,14 @@ class TestKVCache:
         _, keys, _ = cache.update(0, self.block(1), self.block(1))
         assert keys[:, 0, :, 0].tolist() == [[2, 3, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0]]
 
+    @pytest.mark.parametrize("batch", [1, 2])
+    def test_a_block_may_be_longer_than_the_cache(self, batch):
+        cache = self.make(4)
+        row = jax.tree.map(lambda x: x[:batch], cache).with_length(jnp.ones(batch))
+        block = self.block(1, 6)[:batch]
+        _, keys, _ = row.update(0, block, block)
+        assert keys[0, 0, :, 0].tolist() == [0, 1, 2, 3]
+
     def test_visible_is_causal_behind_what_is_there(self):
         cache = self.make().with_length(jnp.array([2, 0]))
         seen = cache.visible(2, None, None).astype(int).tolist()

@@ -9,7 +9,7 @@ from specjax import drafters, generate
 from specjax.core import Checkpoint, Sampling
 from specjax.decoding import bucket, prepare
 from specjax.ops import warp
-from specjax.testing import greedy_reference, reference_logits
+from specjax.testing import TabularLM, greedy_reference, reference_logits
 from tests.decoding.conftest import sharp, small_model
 
 GREEDY = Sampling(temperature=0.0)
@@ -178,6 +178,16 @@ def test_the_models_context_ends_a_row(target, similar):
         assert tokens == greedy_reference(
             target.model, target.params, prompt, len(tokens)
         )
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_draft_block_longer_than_the_whole_row(rows):
+    model = TabularLM(4)
+    table = Checkpoint(model, model.init(jax.random.key(0)))
+    drafter = drafters.PromptLookup(gamma=20)
+    prompts = [[1, 2, 1]] * rows
+    out = generate(table, prompts, drafter=drafter, sampling=GREEDY, max_new_tokens=6)
+    assert out.tokens == [greedy_reference(model, table.params, prompts[0], 6)] * rows
 
 
 def test_buckets_share_shapes():
