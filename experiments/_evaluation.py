@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from experiments._config import write_atomically
 from experiments._distillspec_config import Config
 from specjax import drafters, evals
 from specjax.core import Checkpoint, Sampling
@@ -190,18 +191,18 @@ def _lossless(config: Config, pair: Pair, progress: Progress) -> dict[str, Any]:
 
 
 def write_report(workdir: Path, report: Mapping[str, Any]) -> None:
-    """Writes `report.json`, `report.md` and the pictures."""
-    evals.write_json(workdir / "report.json", report)
+    """Writes pictures, `report.md` and, last, `report.json`: the run is finished."""
     title = f"{report['target']} / {report['draft']}"
     if any(report["learning_curve"].values()):
         evals.plot_learning_curve(
             workdir / "learning_curve.png", report["learning_curve"], title
         )
-    for name, arms in list(report["acceptance_by_position"].items())[-1:]:
-        curves = {evals.LABELS[arm]: values for arm, values in arms.items()}
-        evals.plot_by_position(
-            workdir / "acceptance_by_position.png", curves, f"{title}, {name}"
-        )
+    name, arms = list(report["acceptance_by_position"].items())[-1]
+    evals.plot_by_position(
+        workdir / "acceptance_by_position.png",
+        {evals.LABELS[arm]: values for arm, values in arms.items()},
+        f"{title}, {name}",
+    )
     rows = report["speedup_by_gamma"]
     evals.plot_speedup(
         workdir / "speedup_by_gamma.png",
@@ -216,7 +217,8 @@ def write_report(workdir: Path, report: Mapping[str, Any]) -> None:
         },
         f"{title}, T=1, batch 1",
     )
-    (workdir / "report.md").write_text(markdown(report), encoding="utf-8")
+    write_atomically(workdir / "report.md", markdown(report))
+    write_atomically(workdir / "report.json", evals.to_json(report))
 
 
 def verdict(report: Mapping[str, Any]) -> list[str]:

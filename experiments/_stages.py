@@ -104,7 +104,6 @@ class Run:
         source: distill.Source | None = None,
         teacher: Checkpoint | None = None,
         held_out: Sequences | None = None,
-        seconds: float | None = None,
     ) -> Trained:
         """Trains `start` for a stage; with held-out text, a learning curve too."""
         ask, scored = self.config, objective.needs_teacher
@@ -136,7 +135,7 @@ class Run:
             corpus.sequences.batches(ask.batch_size, seed),
             steps=stage.steps,
             teacher_params=teacher.params if scored and teacher else None,
-            seconds=stage.max_seconds if seconds is None else seconds,
+            seconds=stage.max_seconds,
             workdir=self.workdir,
             label=name,
             save_every=ask.checkpoint_every,
@@ -153,7 +152,7 @@ class Run:
             lambda x, like: x.astype(like.dtype), result.state.params, start.params
         )
         done = int(result.state.step)
-        if result.stopped == "seconds" and seconds is None:
+        if result.stopped == "seconds":
             self.notes[f"{name}: stopped by time"] = f"{done} of {stage.steps} steps"
         checkpoint = dataclasses.replace(start, params=params)
         return Trained(checkpoint, curve, done, result.seconds)
@@ -176,19 +175,6 @@ class Run:
             "mixture": distill.Mixture(fixed, student, ask.fraction, per="split"),
         }
         return distill.Distill(ask.resolve()), sources[ask.source]
-
-    def equal_steps(self, stage: Stage, distilled: Trained) -> Stage:
-        """The baseline's stage: the steps that distillation came to, no time limit."""
-        return dataclasses.replace(stage, steps=distilled.steps, max_seconds=None)
-
-    def equal_time(self, stage: Stage, distilled: Trained, baseline: Trained) -> Stage:
-        """A stage of as many seconds as distillation took, at the baseline's pace.
-
-        It needs its steps beforehand, for the learning rate falls over them.
-        """
-        steps = round(baseline.steps * distilled.seconds / baseline.seconds)
-        steps = max(steps, stage.warmup + 1)
-        return dataclasses.replace(stage, steps=steps, max_seconds=distilled.seconds)
 
     def _train_target(self, tokenizer, corpus: Corpus) -> Checkpoint:
         """A target from scratch: shallow first, then deeper."""
@@ -240,6 +226,21 @@ class Run:
             return {"alpha": sums["overlap"], "agreement": sums["agreement"]}
 
         return distill.Callback("alpha", measure, every=self.config.distill.eval_every)
+
+
+def equal_steps(stage: Stage, distilled: Trained) -> Stage:
+    """The baseline's stage: the steps that distillation came to, no time limit."""
+    return dataclasses.replace(stage, steps=distilled.steps, max_seconds=None)
+
+
+def equal_time(stage: Stage, distilled: Trained, baseline: Trained) -> Stage:
+    """A stage of as many seconds as distillation took, at the baseline's pace.
+
+    It needs its steps beforehand, for the learning rate falls over them.
+    """
+    steps = round(baseline.steps * distilled.seconds / baseline.seconds)
+    steps = max(steps, stage.warmup + 1)
+    return dataclasses.replace(stage, steps=steps, max_seconds=distilled.seconds)
 
 
 def held_out_nats(checkpoint: Checkpoint, text: Sequences | None) -> float | None:

@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 import specjax
-from experiments._config import run
+from experiments._config import run, write_atomically
 from specjax import drafters, evals
 from specjax.core import Checkpoint, Sampling
 from specjax.data import chat_prompts
@@ -62,7 +62,7 @@ def main() -> None:
         figures[name] = PARTS[name](args)
     show(figures)
     if args.json:
-        evals.write_json(args.json, figures)
+        write_atomically(args.json, evals.to_json(figures))
 
 
 def plain(args: argparse.Namespace) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from experiments._evaluation import (
     print_report,
     write_report,
 )
-from experiments._stages import Run, Trained, held_out_nats
+from experiments._stages import Run, Trained, equal_steps, equal_time, held_out_nats
 from specjax import export, parallel
 from specjax.core import Checkpoint
 from specjax.distill import CrossEntropy
@@ -99,15 +99,13 @@ def train(args: Arguments[Config], workdir: Path, progress: Progress) -> Pair:
         "distillspec", standard, corpus, stage, objective, source, **teacher
     )
     # The baseline gets as many steps; the other one as many seconds.
-    equal_steps = run.equal_steps(stage, distilled)
-    baseline = run.fit(
-        "cross_entropy", standard, corpus, equal_steps, labels, **teacher
-    )
+    as_long = equal_steps(stage, distilled)
+    baseline = run.fit("cross_entropy", standard, corpus, as_long, labels, **teacher)
     drafts = {STANDARD: baseline.checkpoint, DISTILLED: distilled.checkpoint}
     if ask.distill.equal_time:
-        equal_time = run.equal_time(stage, distilled, baseline)
+        as_long = equal_time(stage, distilled, baseline)
         drafts[EQUAL_TIME] = run.fit(
-            "cross_entropy_equal_time", standard, corpus, equal_time, labels, **teacher
+            EQUAL_TIME, standard, corpus, as_long, labels, **teacher
         ).checkpoint
 
     if ask.target.source is None:

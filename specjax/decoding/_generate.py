@@ -46,6 +46,7 @@ class Job:
     prompt_length: Any  # [B]
     capacity: int
     rules: Rules
+    stop: Sequence[str]  # as texts; `rules` has them as an automaton
 
     def start(self) -> DecodeState:
         """Reads the prompts (the prefill)."""
@@ -118,8 +119,7 @@ def generate(
         stop=stop,
         verifier=verifier,
     )
-    state = job.run(job.start())
-    return collect(target, job, state, stop=_stop_strings(stop))
+    return collect(target, job, job.run(job.start()))
 
 
 def prepare(
@@ -190,12 +190,11 @@ def prepare(
         prompt_length=prompt_length,
         capacity=capacity,
         rules=rules,
+        stop=strings,
     )
 
 
-def collect(
-    target: Checkpoint, job: Job, state: DecodeState, stop: Sequence[str] = ()
-) -> Generation:
+def collect(target: Checkpoint, job: Job, state: DecodeState) -> Generation:
     """Brings a finished run to the host and makes texts of it."""
     tokens, log_probs, length, finish, start, stats = jax.device_get(
         (
@@ -214,7 +213,7 @@ def collect(
     if target.tokenizer is not None:
         texts = [_text(target.tokenizer, row) for row in rows]
         texts = [
-            _before(text, stop) if reason == "stop" else text
+            _before(text, job.stop) if reason == "stop" else text
             for text, reason in zip(texts, reasons, strict=True)
         ]
     return Generation(

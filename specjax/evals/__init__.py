@@ -17,7 +17,7 @@ from specjax.evals._report import (
     plot_learning_curve,
     plot_speedup,
     settings_table,
-    write_json,
+    to_json,
 )
 from specjax.evals._speed import PLAIN, Arm, compare, pass_costs, run_once
 
@@ -45,5 +45,5 @@ __all__ = [
     "run_once",
     "settings_table",
     "speedup",
-    "write_json",
+    "to_json",
 ]

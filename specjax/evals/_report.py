@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ LABELS = {
 }
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Writes JSON so that a crash leaves the old file or the new one; NaN is null."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(_finite(value), indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+def to_json(value: Any) -> str:
+    """Indented JSON; numbers that it cannot hold (NaN, infinities) become null."""
+    return json.dumps(_finite(value), indent=2) + "\n"
 
 
 def settings_table(settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
