@@ -100,7 +100,7 @@ class Run:
         start: Checkpoint,
         corpus: Corpus,
         stage: Stage,
-        objective: distill.Objective,
+        objective: distill.Objective | distill.Term,
         source: distill.Source | None = None,
         teacher: Checkpoint | None = None,
         held_out: Sequences | None = None,
@@ -159,7 +159,7 @@ class Run:
 
     def distillation(
         self, target: Checkpoint
-    ) -> tuple[distill.Objective, distill.Source]:
+    ) -> tuple[distill.Objective | distill.Term, distill.Source]:
         """The divergence and the data policy of the settings."""
         ask, text = self.config.distill, self.config.data
         student = distill.StudentGenerated(
@@ -249,7 +249,7 @@ def held_out_nats(checkpoint: Checkpoint, text: Sequences | None) -> float | Non
         return None
     probe = distill.TrainStep(
         _headed(checkpoint),
-        distill.CrossEntropy(monitor=False),
+        distill.Objective((1.0, distill.CrossEntropy()), monitor=False),
         distill.make_optimizer(learning_rate=1.0),
     )
     rows = np.arange(min(256, len(text.tokens)))

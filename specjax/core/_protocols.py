@@ -4,6 +4,7 @@ Axes: B rows, T query positions of a call, S cache slots, V vocabulary, D width,
 G draft length (gamma). The target's law is *p*, the draft's *q*.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -23,6 +24,8 @@ class LMOutput:
 
     logits: Array  # [B, T, V], raw
     hidden: Array  # [B, T, D], what the head reads: after the final norm
+    # What `apply` was asked for by name: [B, T, D], or [B, T, heads, H].
+    features: dict[str, Array] = dataclasses.field(default_factory=dict)
 
 
 @runtime_checkable

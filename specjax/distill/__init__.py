@@ -4,13 +4,14 @@ from specjax.distill._batches import Batches, BatchFunction, BatchSource
 from specjax.distill._checkpoints import Checkpoints
 from specjax.distill._loop import Callback, TrainResult, train
 from specjax.distill._metrics import MetricsFile, read_metrics
-from specjax.distill._objectives import CrossEntropy, Distill, Objective
+from specjax.distill._objective import Objective
 from specjax.distill._optimizers import (
     make_optimizer,
     make_schedule,
     optimizer_names,
     schedule_names,
 )
+from specjax.distill._response import CrossEntropy, Distill
 from specjax.distill._sources import (
     FixedCorpus,
     Mixture,
@@ -20,14 +21,25 @@ from specjax.distill._sources import (
     get_source,
     source_names,
 )
-from specjax.distill._state import Batch, HeadedModel, Policy, Sums, TrainState
+from specjax.distill._state import (
+    Batch,
+    Behaviour,
+    HeadedModel,
+    Models,
+    Policy,
+    Sums,
+    TrainState,
+)
 from specjax.distill._step import TrainStep
+from specjax.distill._term import Term, TokenView
+from specjax.distill._term import registry as terms
 
 __all__ = [
     "Batch",
     "BatchFunction",
     "BatchSource",
     "Batches",
+    "Behaviour",
     "Callback",
     "Checkpoints",
     "CrossEntropy",
@@ -36,12 +48,15 @@ __all__ = [
     "HeadedModel",
     "MetricsFile",
     "Mixture",
+    "Models",
     "Objective",
     "Policy",
     "Source",
     "StudentGenerated",
     "Sums",
     "TargetGenerated",
+    "Term",
+    "TokenView",
     "TrainResult",
     "TrainState",
     "TrainStep",
@@ -52,5 +67,6 @@ __all__ = [
     "read_metrics",
     "schedule_names",
     "source_names",
+    "terms",
     "train",
 ]

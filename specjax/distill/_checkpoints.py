@@ -1,5 +1,6 @@
 """Training state on disk. The only module that touches Orbax (its API still moves)."""
 
+import dataclasses
 import json
 import zlib
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from jax import Array
 
 from specjax.distill._state import TrainState
 
-_FORMAT = "specjax-train-state-1"
+_FORMAT = "specjax-train-state-2"
 _SUMS = "checksums.json"
 
 
@@ -104,7 +105,7 @@ class Checkpoints:
             tree = self._manager.restore(step, args=args)["state"]
         except Exception as error:  # Orbax raises what its storage raises
             raise self._damaged(step, error) from error
-        return _from_tree(tree, notes["key"]), notes["metadata"]
+        return _from_tree(tree, notes["key"], like), notes["metadata"]
 
     def close(self) -> None:
         """Releases Orbax's threads."""
@@ -190,15 +191,18 @@ def _structure(state: TrainState) -> dict[str, Any]:
 
 
 def _to_tree(state: TrainState) -> dict[str, Any]:
-    """Plain arrays: a typed key is stored as its data."""
-    return {
+    """Plain arrays: a typed key is stored as its data. What is empty is left out."""
+    tree = {
         "params": state.params,
         "opt_state": state.opt_state,
         "step": state.step,
         "key": jax.random.key_data(state.key),
+        "aux": state.aux,
+        "memory": state.memory,
     }
+    return {name: part for name, part in tree.items() if jax.tree.leaves(part)}
 
 
-def _from_tree(tree: dict[str, Any], key_impl: str) -> TrainState:
+def _from_tree(tree: dict[str, Any], key_impl: str, like: TrainState) -> TrainState:
     key: Array = jax.random.wrap_key_data(tree["key"], impl=key_impl)
-    return TrainState(tree["params"], tree["opt_state"], tree["step"], key)
+    return dataclasses.replace(like, **{**tree, "key": key})

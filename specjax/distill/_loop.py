@@ -69,6 +69,7 @@ def train(
     *,
     steps: int,
     teacher_params: Params = None,
+    reference_params: Params = None,
     seconds: float | None = None,
     workdir: str | Path | None = None,
     resume: bool = True,
@@ -93,6 +94,7 @@ def train(
         batches: `Batches(...)`, or any pure function of the step number.
         steps: the cap, resumed steps included.
         teacher_params: the target's.
+        reference_params: the reference draft's, for objectives that compare with one.
         seconds: another cap, on wall time: compilation, callbacks, saving and the time
             before a resume included.
         workdir: None writes nothing.
@@ -127,7 +129,9 @@ def train(
             layout = step.kernel_layout
             state = parallel.shard_params(state, mesh, layout)
             teacher_params = parallel.shard_params(teacher_params, mesh, layout)
-        run = _Run(step, state, batches, teacher_params, mesh, callbacks, *files)
+            reference_params = parallel.shard_params(reference_params, mesh, layout)
+        others = teacher_params, reference_params
+        run = _Run(step, state, batches, others, mesh, callbacks, *files)
         run.resume()
         bar = ProgressBar(label, steps, run.done, visible=progress)
         stack.enter_context(bar)
@@ -169,7 +173,7 @@ class _Run:
         step,
         state,
         batches,
-        teacher_params,
+        others,
         mesh,
         callbacks,
         metrics,
@@ -178,7 +182,7 @@ class _Run:
         self.step: TrainStep = step
         self.state: TrainState = state
         self.batches: BatchSource = batches
-        self.teacher_params = teacher_params
+        self.others: tuple[Params, Params] = others  # of the teacher, of the reference
         self.mesh: Mesh | None = mesh
         self.callbacks: Sequence[Callback] = callbacks
         self.metrics: MetricsFile = metrics
@@ -223,7 +227,7 @@ class _Run:
         _check_ids(batch.tokens, self.step)
         if self.mesh is not None:
             batch = jax.device_put(batch, parallel.batch_sharding(self.mesh))
-        self.state, sums = self.step(self.state, batch, self.teacher_params)
+        self.state, sums = self.step(self.state, batch, *self.others)
         self.done += 1
         if self._pace is None:
             jax.block_until_ready(sums)

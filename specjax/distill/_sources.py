@@ -8,6 +8,7 @@ Rollouts are made inside the jitted step by the loop that serves them later
 (`decoding.decode`). They are data: no gradient flows through the sampling.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from jax import Array
 
 from specjax.core import Registry, Sampling
 from specjax.decoding import decode
-from specjax.distill._state import Batch, Policy
+from specjax.distill._state import Batch, Behaviour, Models, Policy
 from specjax.ops import fold
 
 _sources: Registry[Callable[..., "Source"]] = Registry("data source")
@@ -42,42 +43,67 @@ class Source(Protocol):
         """T of the batches that `draw` returns, for corpus batches of `width`."""
         ...
 
+    @property
+    def tells_behaviour(self) -> bool:
+        """Whether its batches carry a `Behaviour`."""
+        ...
+
+    def memory(self) -> Any:
+        """What it keeps from step to step, a pytree; `()` for nothing."""
+        ...
+
     def draw(
         self,
         step_key: Array,
         row_keys: Array,
         batch: Batch,
-        student: Policy,
-        teacher: Policy | None,
-    ) -> Batch:
+        models: Models,
+        memory: Any,
+    ) -> tuple[Batch, Any]:
         """Draws the sequences; pure, called inside the jitted step.
 
         Args:
             step_key: the step's key, the same for all of its micro-batches.
             row_keys: `[B]`, one key a row, whatever the split in micro-batches.
             batch: rows of the corpus.
-            student: the model in training.
-            teacher: the target, if the run has one.
+            models: the student in training, and the target if the run has one.
+            memory: as the last call left it.
+
+        Returns:
+            The batch to train on, and the memory.
         """
         ...
 
 
+class _Plain:
+    """A source that keeps nothing and gives sequences alone."""
+
+    @property
+    def tells_behaviour(self) -> bool:
+        """No."""
+        return False
+
+    def memory(self) -> Any:
+        """Nothing."""
+        return ()
+
+
 @_sources.register("fixed")
 @dataclass(frozen=True)
-class FixedCorpus:
+class FixedCorpus(_Plain):
     """The corpus as it is: ground truth, or samples of the target made beforehand."""
 
     def width(self, width: int) -> int:
         """The corpus's."""
         return width
 
-    def draw(self, step_key, row_keys, batch, student, teacher) -> Batch:
+    def draw(self, step_key, row_keys, batch, models, memory) -> tuple[Batch, Any]:
         """The batch itself."""
-        return batch
+        return batch, memory
 
 
 @dataclass(frozen=True)
-class _Rollout:
+class _Rollout(_Plain):
     """Continues each row's prompt. Every new token counts, its end of text too.
 
     Attributes:
@@ -103,7 +129,10 @@ class _Rollout:
         """P + max_new_tokens."""
         return self.prompt_size + self.max_new_tokens
 
-    def _continue(self, writer: Policy, keys: Array, batch: Batch) -> Batch:
+    def _continue(
+        self, writer: Policy, keys: Array, batch: Batch
+    ) -> tuple[Batch, Array]:
+        """The sequences, and with which log-probability each token was drawn."""
         if batch.tokens.shape[1] < self.prompt_size:
             raise ValueError(
                 f"prompt_size must be at most the corpus width {batch.tokens.shape[1]},"
@@ -126,12 +155,14 @@ class _Rollout:
         there = index < out.length[:, None]
         # A row without a prompt has nothing to continue: it counts nothing.
         asked = (batch.prompt_length > 0)[:, None]
-        return Batch(
+        drawn = there & (index >= prompt_length[:, None])
+        batch = Batch(
             tokens=jnp.where(there, out.tokens, 0),
-            mask=there & (index >= prompt_length[:, None]) & asked,
+            mask=drawn & asked,
             prompt_length=prompt_length,
             on_policy=jnp.zeros(prompt_length.shape, bool),
         )
+        return batch, jnp.where(drawn, out.log_probs, 0.0)
 
 
 @_sources.register("student")
@@ -139,11 +170,11 @@ class _Rollout:
 class StudentGenerated(_Rollout):
     """On-policy: the draft writes, the target scores (GKD with lambda = 1)."""
 
-    def draw(self, step_key, row_keys, batch, student, teacher) -> Batch:
+    def draw(self, step_key, row_keys, batch, models, memory) -> tuple[Batch, Any]:
         """Samples of the student as it is at this step."""
-        drawn = self._continue(student, fold(row_keys, 0), batch)
+        drawn, _ = self._continue(models.student, fold(row_keys, 0), batch)
         wrote = jnp.ones_like(drawn.on_policy)
-        return Batch(drawn.tokens, drawn.mask, drawn.prompt_length, wrote)
+        return dataclasses.replace(drawn, on_policy=wrote), memory
 
 
 @_sources.register("target")
@@ -154,11 +185,11 @@ class TargetGenerated(_Rollout):
     Samples made once and used as a `FixedCorpus` cost less; these are always fresh.
     """
 
-    def draw(self, step_key, row_keys, batch, student, teacher) -> Batch:
+    def draw(self, step_key, row_keys, batch, models, memory) -> tuple[Batch, Any]:
         """Samples of the target."""
-        if teacher is None:
+        if models.teacher is None:
             raise ValueError("TargetGenerated needs a teacher, got none")
-        return self._continue(teacher, fold(row_keys, 0), batch)
+        return self._continue(models.teacher, fold(row_keys, 0), batch)[0], memory
 
 
 @_sources.register("mixture")
@@ -192,55 +223,71 @@ class Mixture:
         """The wider of the two."""
         return max(self.base.width(width), self.other.width(width))
 
-    def draw(self, step_key, row_keys, batch, student, teacher) -> Batch:
+    @property
+    def tells_behaviour(self) -> bool:
+        """Whether either does."""
+        return self.base.tells_behaviour or self.other.tells_behaviour
+
+    def memory(self) -> Any:
+        """Of both."""
+        return self.base.memory(), self.other.memory()
+
+    def draw(self, step_key, row_keys, batch, models, memory) -> tuple[Batch, Any]:
         """Draws from one, the other or both."""
         width = self.width(batch.tokens.shape[1])
 
-        def drawer(source: Source, salt: int):
+        def drawer(index: int) -> Drawer:
+            source = (self.base, self.other)[index]
             # Nested mixtures flip coins of their own.
-            step_salted = jax.random.fold_in(step_key, salt)
+            step_salted = jax.random.fold_in(step_key, index + 1)
 
-            def draw(row_keys: Array, batch: Batch) -> Batch:
-                keys = fold(row_keys, salt)
-                drawn = source.draw(step_salted, keys, batch, student, teacher)
-                return _widen(drawn, width)
+            def draw(memory, row_keys: Array, batch: Batch) -> tuple[Batch, Any]:
+                keys = fold(row_keys, index + 1)
+                drawn, kept = source.draw(
+                    step_salted, keys, batch, models, memory[index]
+                )
+                drawn = _widen(drawn, width, self.tells_behaviour)
+                return drawn, (*memory[:index], kept, *memory[index + 1 :])
 
             return draw
 
         mix = _MIXERS.get(self.per)
-        draw_base, draw_other = drawer(self.base, 1), drawer(self.other, 2)
-        return mix(self.fraction, draw_base, draw_other, step_key, row_keys, batch)
+        return mix(
+            self.fraction, drawer(0), drawer(1), step_key, row_keys, batch, memory
+        )
 
 
-_MIXERS: Registry[Callable[..., Batch]] = Registry("mixture (per=)")
+Drawer = Callable[[Any, Array, Batch], tuple[Batch, Any]]
+_MIXERS: Registry[Callable[..., tuple[Batch, Any]]] = Registry("mixture (per=)")
 
 
 @_MIXERS.register("step")
-def _mix_step(fraction, base, other, step_key, row_keys, batch) -> Batch:
+def _mix_step(fraction, base, other, step_key, row_keys, batch, memory):
     coin = jax.random.uniform(jax.random.fold_in(step_key, 0)) < fraction
-    return jax.lax.cond(coin, other, base, row_keys, batch)
+    return jax.lax.cond(coin, other, base, memory, row_keys, batch)
 
 
 @_MIXERS.register("row")
-def _mix_row(fraction, base, other, step_key, row_keys, batch) -> Batch:
+def _mix_row(fraction, base, other, step_key, row_keys, batch, memory):
     coins = jax.vmap(jax.random.uniform)(fold(row_keys, 0)) < fraction
-    return _select(coins, other(row_keys, batch), base(row_keys, batch))
+    no, memory = base(memory, row_keys, batch)
+    yes, memory = other(memory, row_keys, batch)
+    return _select(coins, yes, no), memory
 
 
 @_MIXERS.register("split")
-def _mix_split(fraction, base, other, step_key, row_keys, batch) -> Batch:
+def _mix_split(fraction, base, other, step_key, row_keys, batch, memory):
     share = np.floor(fraction * np.arange(row_keys.shape[0] + 1) + 1e-9)
-    chosen, rest = (
-        np.flatnonzero(np.diff(share) > 0),
-        np.flatnonzero(np.diff(share) == 0),
-    )
-    parts = [
-        source(row_keys[rows], jax.tree.map(lambda x, rows=rows: x[rows], batch))
-        for source, rows in ((other, chosen), (base, rest))
-        if rows.size
-    ]
+    chosen = np.flatnonzero(np.diff(share) > 0)
+    rest = np.flatnonzero(np.diff(share) == 0)
+    parts = []
+    for draw, rows in ((other, chosen), (base, rest)):
+        if rows.size:
+            own = jax.tree.map(lambda x, rows=rows: x[rows], batch)
+            part, memory = draw(memory, row_keys[rows], own)
+            parts.append(part)
     back = np.argsort(np.concatenate([chosen, rest]))
-    return jax.tree.map(lambda *xs: jnp.concatenate(xs)[back], *parts)
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs)[back], *parts), memory
 
 
 def _select(rows: Array, yes: Batch, no: Batch) -> Batch:
@@ -250,8 +297,25 @@ def _select(rows: Array, yes: Batch, no: Batch) -> Batch:
     return jax.tree.map(pick, yes, no)
 
 
-def _widen(batch: Batch, width: int) -> Batch:
-    """Pads to `width` positions; those count nothing."""
-    more = ((0, 0), (0, width - batch.tokens.shape[1]))
-    tokens, mask = jnp.pad(batch.tokens, more), jnp.pad(batch.mask, more)
-    return Batch(tokens, mask, jnp.asarray(batch.prompt_length), batch.on_policy)
+def _widen(batch: Batch, width: int, told: bool) -> Batch:
+    """Pads to `width` positions; those count nothing.
+
+    Rows of two sources must agree in what they carry: a text has no behaviour, so it
+    gets zeros; a law from disk is left out.
+    """
+
+    def pad(x: Array) -> Array:
+        return jnp.pad(x, ((0, 0), (0, width - batch.tokens.shape[1])))
+
+    behaviour = batch.behaviour
+    if told and behaviour is None:
+        nothing = jnp.zeros(batch.tokens.shape, jnp.float32)
+        behaviour = Behaviour(nothing, nothing)
+    return dataclasses.replace(
+        batch,
+        tokens=pad(batch.tokens),
+        mask=pad(batch.mask),
+        prompt_length=jnp.asarray(batch.prompt_length),
+        behaviour=jax.tree.map(pad, behaviour),
+        cached=None,
+    )

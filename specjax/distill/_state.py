@@ -4,6 +4,7 @@ Axes: B rows, T positions of a sequence. This module stays outside jaxtyping's h
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
@@ -11,11 +12,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.core import LanguageModel, Params, record, static_field
+from specjax.core import LanguageModel, LMOutput, Params, record, static_field
 
 
 class HeadedModel(LanguageModel, Protocol):
     """A LanguageModel whose head can be called alone, for a few positions at a time."""
+
+    def apply(
+        self,
+        params: Params,
+        tokens: Array,
+        cache: Any = None,
+        *,
+        positions: Array | None = None,
+        mask: Array | None = None,
+        features: tuple[str, ...] = (),
+    ) -> tuple[LMOutput, Any]:
+        """See `LanguageModel.apply`; `features` are wanted in `LMOutput.features`."""
+        ...
 
     def unembed(self, params: Params, hidden: Array) -> Array:
         """Logits `[*B, V]` of `LMOutput.hidden [*B, D]`."""
@@ -28,6 +42,26 @@ class Policy:
 
     params: Params
     model: HeadedModel = static_field()
+
+
+@record
+class Models:
+    """Who takes part in a step. Only the student gets gradients."""
+
+    student: Policy
+    teacher: Policy | None = None
+    reference: Policy | None = None  # a draft to compare with (AdaSPEC)
+
+
+@record
+class Behaviour:
+    """With which probabilities a rollout's tokens were drawn, in nats.
+
+    Tokens that were not drawn have 0 in both.
+    """
+
+    log_prob: Array  # [B, T] under the law that they were drawn from
+    log_q: Array  # [B, T] under the student as it was then
 
 
 @record
@@ -45,6 +79,8 @@ class Batch:
     mask: Array  # [B, T] bool
     prompt_length: Array  # [B] int32, where a rollout takes over
     on_policy: Array  # [B] bool, rows that the student wrote: never labels
+    behaviour: Behaviour | None = None  # of rollouts whose objective asks for it
+    cached: Any = None  # the teacher's law from disk, see `TeacherCache`
 
     @classmethod
     def of(
@@ -97,11 +133,13 @@ class Sums:
     """What a step counted. Sums only, so that steps, micro-batches and devices add.
 
     Ratios are taken at the very end (`as_dict`): a mean of means would weigh a token by
-    how many share its micro-batch.
+    how many share its micro-batch. Every term of the objective has a count of its own:
+    the loss is the sum over terms of `parts / counts`.
     """
 
-    loss: Array  # the sum over loss tokens, in nats
-    tokens: Array  # loss tokens
+    parts: dict[str, Array]  # of each term, weighted, the sum over its loss tokens
+    counts: dict[str, Array]  # of each term, its loss tokens
+    tokens: Array  # loss tokens of any term
     agreement: Array  # loss tokens whose arg max is the target's (or the label)
     overlap: Array  # the sum of sum_v min(p, q): expected accepted drafts
     on_policy_tokens: Array  # loss tokens in rows that the student wrote
@@ -112,10 +150,12 @@ class Sums:
     grad_norm: Array  # the sum over updates
 
     @classmethod
-    def zeros(cls) -> "Sums":
+    def zeros(cls, terms: Sequence[str] = ()) -> "Sums":
         """Nothing counted."""
         number, real = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
-        kinds = {"loss": real, "agreement": real, "overlap": real, "grad_norm": real}
+        kinds: dict[str, Any] = dict.fromkeys(_REALS, real)
+        kinds["parts"] = dict.fromkeys(terms, real)
+        kinds["counts"] = dict.fromkeys(terms, number)
         return cls(**{f.name: kinds.get(f.name, number) for f in _fields(cls)})
 
     def __add__(self, other: "Sums") -> "Sums":
@@ -125,21 +165,36 @@ class Sums:
     @property
     def mean_loss(self) -> Array:
         """Nats a loss token; 0 where there is none."""
-        return self.loss / jnp.maximum(self.tokens, 1)
+        means = [
+            part / jnp.maximum(self.counts[name], 1)
+            for name, part in self.parts.items()
+        ]
+        return sum(means, jnp.zeros(()))
 
     def as_dict(self) -> dict[str, float | int]:
         """The ratios and the counts, for JSON."""
-        sums = {f.name: np.asarray(getattr(self, f.name)).item() for f in _fields(self)}
-        tokens, updates = max(sums["tokens"], 1), max(sums["updates"], 1)
-        ratios = {
-            name: sums[name] / tokens for name in ("loss", "agreement", "overlap")
+        sums = {
+            f.name: np.asarray(getattr(self, f.name)).item()
+            for f in _fields(self)
+            if f.name not in ("parts", "counts")
         }
+        tokens, updates = max(sums["tokens"], 1), max(sums["updates"], 1)
+        means = {
+            f"loss/{name}": float(part) / max(int(self.counts[name]), 1)
+            for name, part in self.parts.items()
+        }
+        ratios = {name: sums[name] / tokens for name in ("agreement", "overlap")}
         counts = ("tokens", "on_policy_tokens", "rows", "empty_rows", "skipped")
         return {
+            "loss": sum(means.values()),
+            **(means if len(means) > 1 else {}),
             **ratios,
             "grad_norm": sums["grad_norm"] / updates,
             **{name: sums[name] for name in counts},
         }
+
+
+_REALS = ("agreement", "overlap", "grad_norm")
 
 
 def _fields(record_or_class) -> tuple[dataclasses.Field, ...]:
@@ -156,5 +211,7 @@ class TrainState:
 
     params: Params  # float32 masters
     opt_state: Any
-    step: Array  # [] int32, updates done
+    step: Array  # [] int32, steps done
     key: Array  # [] a typed key
+    aux: Params = ()  # what the objective learns: projections between widths
+    memory: Any = ()  # what the source keeps: a replay buffer

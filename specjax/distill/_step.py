@@ -12,9 +12,17 @@ from jax import Array
 
 from specjax import parallel
 from specjax.core import Params
-from specjax.distill._objectives import Objective
+from specjax.distill._objective import Objective, Scales
 from specjax.distill._sources import FixedCorpus, Source
-from specjax.distill._state import Batch, HeadedModel, Policy, Sums, TrainState
+from specjax.distill._state import (
+    Batch,
+    HeadedModel,
+    Models,
+    Policy,
+    Sums,
+    TrainState,
+)
+from specjax.distill._term import Term
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +38,17 @@ class TrainStep:
 
     Attributes:
         student: the model in training.
-        objective: `Distill(...)` or `CrossEntropy(...)`.
+        objective: a term such as `Distill(...)` or `CrossEntropy()`, or an `Objective`
+            of several.
         optimizer: from `make_optimizer`, or any optax transformation (the same object
             each time: another one compiles again).
         teacher: the target; its parameters are an argument of every call.
         source: which sequences to train on.
+        reference: a draft to compare with, for terms that need one; its parameters are
+            an argument of every call.
         accumulate: micro-batches a step; B must be a multiple. They are interleaved
             rows, so that each device keeps its own.
+        inner_steps: updates taken on the sequences of one draw (PPO epochs).
         compute_dtype: type of the student's forward and backward pass, bfloat16 say;
             masters stay float32. None: float32.
         kernel_layout: of the student, for its places on a mesh.
@@ -51,20 +63,30 @@ class TrainStep:
     """
 
     student: HeadedModel
-    objective: Objective
+    objective: Objective | Term
     optimizer: optax.GradientTransformation
     teacher: HeadedModel | None = None
     source: Source = FixedCorpus()  # noqa: RUF009 (frozen)
+    reference: HeadedModel | None = None
     accumulate: int = 1
+    inner_steps: int = 1
     compute_dtype: Any = None
     kernel_layout: str = "io"
 
     def __post_init__(self):
-        if self.accumulate < 1:
-            raise ValueError(f"accumulate must be at least 1, got {self.accumulate}")
-        if self.objective.needs_teacher and self.teacher is None:
-            name = type(self.objective).__name__
-            raise ValueError(f"the objective {name} needs teacher=, got None")
+        for name in ("accumulate", "inner_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} must be at least 1, got {getattr(self, name)}"
+                )
+        if self.loss.needs_reference and self.reference is None:
+            raise ValueError("the objective needs reference=, a draft, got None")
+        self.loss.check(self.student, self.teacher)
+
+    @property
+    def loss(self) -> Objective:
+        """The objective as a weighted sum of terms."""
+        return Objective.of(self.objective)
 
     def init(self, key: Array, params: Params = None) -> TrainState:
         """The state before the first step.
@@ -80,7 +102,11 @@ class TrainStep:
         return _start(self, jax.tree.map(_master, params), run_key)
 
     def __call__(
-        self, state: TrainState, batch: Batch, teacher_params: Params = None
+        self,
+        state: TrainState,
+        batch: Batch,
+        teacher_params: Params = None,
+        reference_params: Params = None,
     ) -> tuple[TrainState, Sums]:
         """Takes one step.
 
@@ -88,29 +114,40 @@ class TrainStep:
             state: before; donated, so it cannot be used again.
             batch: B rows of the corpus.
             teacher_params: the target's; never changed.
+            reference_params: the reference draft's; never changed.
 
         Returns:
             The state after, and what was counted.
         """
-        return _update(self, state, batch, teacher_params)
+        return _update(self, state, batch, teacher_params, reference_params)
 
     def gradients(
-        self, state: TrainState, batch: Batch, teacher_params: Params = None
+        self,
+        state: TrainState,
+        batch: Batch,
+        teacher_params: Params = None,
+        reference_params: Params = None,
     ) -> tuple[Params, Sums]:
-        """The gradient that a step would take, and what it counts."""
-        return _gradients_only(self, state, batch, teacher_params)
+        """The gradient that a step's first update would take, and what it counts."""
+        return _gradients_only(self, state, batch, teacher_params, reference_params)
 
     def evaluate(
-        self, params: Params, batches: Iterable[Batch], teacher_params: Params = None
+        self,
+        params: Params,
+        batches: Iterable[Batch],
+        teacher_params: Params = None,
+        reference_params: Params = None,
+        aux: Params = None,
     ) -> Sums:
         """The objective on given sequences, without gradients and without rollouts.
 
-        Normalised as in training: the loss of a training batch is the same here.
+        Normalised as in training: the loss of a training batch is the same here. `aux`
+        is `TrainState.aux`, needed where the objective learns something of its own.
         """
-        total = Sums.zeros()
-        for batch in batches:
-            total = total + _evaluate(self, params, batch, teacher_params)
-        return total
+        others = teacher_params, reference_params
+        sums = [_evaluate(self, params, aux, batch, *others) for batch in batches]
+        total = Sums.zeros(self.loss.names)
+        return functools.reduce(lambda a, b: a + b, sums, total)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -120,46 +157,52 @@ def _fresh(model: HeadedModel, key: Array) -> Params:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _start(step: TrainStep, params: Params, key: Array) -> TrainState:
-    opt_state = step.optimizer.init(params)
-    return TrainState(params, opt_state, jnp.zeros((), jnp.int32), key)
+    aux_key = jax.random.fold_in(key, 2**32 - 1)  # no step's number
+    aux = step.loss.init(aux_key, step.student, step.teacher)
+    opt_state = step.optimizer.init((params, aux))
+    memory = step.source.memory()
+    return TrainState(params, opt_state, jnp.zeros((), jnp.int32), key, aux, memory)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _update(step: TrainStep, state: TrainState, batch: Batch, teacher_params):
-    gradients, sums = _gradients(step, state, batch, teacher_params)
-    updates, opt_state = step.optimizer.update(gradients, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    some = sums.tokens > 0
-    new = jax.tree.map(
-        lambda new, old: jnp.where(some, new, old),
-        (params, opt_state),
-        (state.params, state.opt_state),
-    )
-    params, opt_state = parallel.constrain_params(new, step.kernel_layout)
-    sums = dataclasses.replace(
-        sums,
-        updates=some.astype(jnp.int32),
-        skipped=(~some).astype(jnp.int32),
-        grad_norm=_norm(gradients),
-    )
-    return TrainState(params, opt_state, state.step + 1, state.key), sums
+def _update(step: TrainStep, state: TrainState, batch: Batch, *others: Params):
+    drawn, counts, memory = _draw(step, state, batch, *others)
+    state = dataclasses.replace(state, memory=memory)
+
+    def once(state: TrainState) -> tuple[TrainState, Sums]:
+        return _descend(step, state, drawn, counts, *others)
+
+    if step.inner_steps == 1:
+        state, sums = once(state)
+    else:
+        state, each = jax.lax.scan(
+            lambda state, _: once(state), state, length=step.inner_steps
+        )
+        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), each)
+    return dataclasses.replace(state, step=state.step + 1), sums
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _gradients_only(step: TrainStep, state: TrainState, batch: Batch, teacher_params):
-    return _gradients(step, state, batch, teacher_params)
+def _gradients_only(step: TrainStep, state: TrainState, batch: Batch, *others: Params):
+    drawn, counts, _ = _draw(step, state, batch, *others)
+    (gradients, _), sums = _gradients(step, state, drawn, counts, *others)
+    return gradients, sums
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _evaluate(step: TrainStep, params: Params, batch: Batch, teacher_params) -> Sums:
-    student, teacher = _policies(step, params, teacher_params)
-    return step.objective(student, teacher, batch)
+def _evaluate(step: TrainStep, params, aux, batch: Batch, *others: Params) -> Sums:
+    return step.loss.measure(_models(step, params, *others), batch, aux)[1]
 
 
-def _gradients(
-    step: TrainStep, state: TrainState, batch: Batch, teacher_params: Params
-) -> tuple[Params, Sums]:
-    """The gradient of the mean over all loss tokens of all micro-batches."""
+def _draw(
+    step: TrainStep, state: TrainState, batch: Batch, *others: Params
+) -> tuple[Batch, dict[str, Array], Any]:
+    """The micro-batches to train on, `[accumulate, B / accumulate, ...]`.
+
+    Returns:
+        The micro-batches, the loss tokens of each term in all of them, and the source's
+        memory.
+    """
     rows = batch.tokens.shape[0]
     if rows % step.accumulate:
         raise ValueError(
@@ -168,44 +211,94 @@ def _gradients(
         )
     step_key, rows_key = jax.random.split(jax.random.fold_in(state.key, state.step))
     row_keys = jax.vmap(jax.random.fold_in, (None, 0))(rows_key, jnp.arange(rows))
-    part = functools.partial(_part, step, state.params, teacher_params, step_key)
-    if step.accumulate == 1:
-        gradients, sums = part(batch, row_keys)
-    else:
-        micro = jax.tree.map(lambda x: _split(x, step.accumulate), (batch, row_keys))
+    models = _models(step, state.params, *others)
 
-        def add(total, piece):
-            return jax.tree.map(jnp.add, total, part(*piece)), None
+    def draw(memory, piece):
+        batch, row_keys = piece
+        batch, memory = step.source.draw(step_key, row_keys, batch, models, memory)
+        batch = jax.tree.map(lambda x: parallel.constrain(x, parallel.BATCH), batch)
+        return memory, (batch, step.loss.count(batch))
 
-        zeros = jax.tree.map(jnp.zeros_like, state.params), Sums.zeros()
-        (gradients, sums), _ = jax.lax.scan(add, zeros, micro)
-    count = jnp.maximum(sums.tokens, 1).astype(jnp.float32)
-    return jax.tree.map(lambda g: g / count, gradients), sums
+    micro = jax.tree.map(lambda x: _split(x, step.accumulate), (batch, row_keys))
+    memory, (drawn, counts) = _scan(draw, state.memory, micro)
+    return drawn, jax.tree.map(lambda x: jnp.sum(x, dtype=x.dtype), counts), memory
 
 
-def _part(step, params, teacher_params, step_key, batch, row_keys):
-    """Gradient of the *sum* over the loss tokens of one micro-batch."""
-    student, teacher = _policies(step, params, teacher_params)
-    batch = step.source.draw(step_key, row_keys, batch, student, teacher)
-    batch = jax.tree.map(lambda x: parallel.constrain(x, parallel.BATCH), batch)
+def _descend(
+    step: TrainStep, state: TrainState, drawn: Batch, counts, *others: Params
+) -> tuple[TrainState, Sums]:
+    """One update; none where nothing counts."""
+    gradients, sums = _gradients(step, state, drawn, counts, *others)
+    old = (state.params, state.aux), state.opt_state
+    updates, opt_state = step.optimizer.update(gradients, state.opt_state, old[0])
+    some = sums.tokens > 0
+    new = jax.tree.map(
+        lambda new, old: jnp.where(some, new, old),
+        (optax.apply_updates(old[0], updates), opt_state),
+        old,
+    )
+    (params, aux), opt_state = parallel.constrain_params(new, step.kernel_layout)
+    sums = dataclasses.replace(
+        sums,
+        updates=some.astype(jnp.int32),
+        skipped=(~some).astype(jnp.int32),
+        grad_norm=_norm(gradients),
+    )
+    state = dataclasses.replace(state, params=params, aux=aux, opt_state=opt_state)
+    return state, sums
 
-    def loss(params: Params) -> tuple[Array, Sums]:
-        student, teacher = _policies(step, params, teacher_params)
-        sums = step.objective(student, teacher, batch)
-        return sums.loss, sums
 
-    (_, sums), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+def _gradients(
+    step: TrainStep, state: TrainState, drawn: Batch, counts, *others: Params
+) -> tuple[tuple[Params, Params], Sums]:
+    """The gradient of the mean over all loss tokens of all micro-batches."""
+    scales = step.loss.scales(counts)
+    trained = state.params, state.aux
+
+    def add(total, batch: Batch):
+        part = _part(step, trained, batch, scales, *others)
+        return jax.tree.map(jnp.add, total, part), None
+
+    sums = Sums.zeros(step.loss.names)
+    zeros = jax.tree.map(jnp.zeros_like, trained), sums
+    return _scan(add, zeros, drawn)[0]
+
+
+def _part(step: TrainStep, trained, batch: Batch, scales: Scales, *others: Params):
+    """What one micro-batch adds to the gradient, and what it counts."""
+
+    def loss(trained) -> tuple[Array, Sums]:
+        params, aux = trained
+        return step.loss(_models(step, params, *others), aux, batch, scales)
+
+    (_, sums), gradients = jax.value_and_grad(loss, has_aux=True)(trained)
     return gradients, sums
 
 
-def _policies(step: TrainStep, params: Params, teacher_params: Params):
+def _models(step: TrainStep, params, teacher_params=None, reference_params=None):
     if step.compute_dtype is not None:
         params = jax.tree.map(lambda x: x.astype(step.compute_dtype), params)
-    if step.teacher is None:
-        return Policy(params, step.student), None
-    if teacher_params is None:
-        raise ValueError("teacher_params must be given: the step has a teacher")
-    return Policy(params, step.student), Policy(teacher_params, step.teacher)
+
+    def other(name: str, model: HeadedModel | None, params: Params) -> Policy | None:
+        if model is None:
+            return None
+        if params is None:
+            raise ValueError(f"{name}_params must be given: the step has a {name}")
+        return Policy(params, model)
+
+    return Models(
+        Policy(params, step.student),
+        other("teacher", step.teacher, teacher_params),
+        other("reference", step.reference, reference_params),
+    )
+
+
+def _scan(function, carry, pieces):
+    """`lax.scan`; a single piece is not put in a loop, which XLA optimises less."""
+    if jax.tree.leaves(pieces)[0].shape[0] > 1:
+        return jax.lax.scan(function, carry, pieces)
+    carry, out = function(carry, jax.tree.map(lambda x: x[0], pieces))
+    return carry, jax.tree.map(lambda x: x[None], out)
 
 
 def _split(x: Array, parts: int) -> Array:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.core import KVCache, LMOutput, Params
+from specjax.core import KVCache, LMOutput, Params, near
 from specjax.models._config import ModelConfig
 from specjax.ops import apply_rope, attention, rope_frequencies
 
@@ -37,6 +37,7 @@ class CausalLM:
     """
 
     config: ModelConfig
+    remat: bool = False  # make each block's activations again in the backward pass
 
     @property
     def vocab_size(self) -> int:
@@ -49,7 +50,7 @@ class CausalLM:
     def init(self, key: Array, dtype: Any = jnp.float32) -> Params:
         """Draws parameters: normal with deviation 0.02, as the Llama family does."""
         tokens = jnp.zeros((1, 1), jnp.int32)
-        params = _Decoder(self.config).init(key, tokens, None, None, None)["params"]
+        params = _Decoder(self.config).init(key, tokens, None, None, None, ())["params"]
         return jax.tree.map(lambda x: x.astype(dtype), params)
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = None) -> KVCache:
@@ -71,10 +72,17 @@ class CausalLM:
         *,
         positions: Array | None = None,
         mask: Array | None = None,
+        features: tuple[str, ...] = (),
     ) -> tuple[LMOutput, Any]:
-        """See `LanguageModel.apply`. What is not used of the output costs nothing."""
-        return _Decoder(self.config).apply(
-            {"params": params}, tokens, cache, positions, mask
+        """See `LanguageModel.apply`. What is not used of the output costs nothing.
+
+        `features` may name "embedding" and "layers.N" (the residual stream before the
+        first block and behind block N, `[B, T, D]`), and "layers.N.query", ".key" and
+        ".value" (`[B, T, heads, H]`, after the rotation).
+        """
+        self._check_features(features)
+        return _Decoder(self.config, self.remat).apply(
+            {"params": params}, tokens, cache, positions, mask, features
         )  # pyright: ignore[reportReturnType]
 
     def unembed(self, params: Params, hidden: Array) -> Array:
@@ -85,6 +93,24 @@ class CausalLM:
         return _Decoder(self.config).apply(
             {"params": params}, hidden, method=_Decoder.unembed
         )  # pyright: ignore[reportReturnType]
+
+    def feature_names(self) -> tuple[str, ...]:
+        """What `apply` can be asked for."""
+        layers = [f"layers.{n}" for n in range(self.config.num_layers)]
+        parts = [f"{name}.{part}" for name in layers for part in _HEADS]
+        return ("embedding", *layers, *parts)
+
+    def _check_features(self, features: tuple[str, ...]) -> None:
+        known = self.feature_names() if features else ()
+        for name in features:
+            if name not in known:
+                raise ValueError(
+                    f"a model of {self.config.num_layers} layers has no feature "
+                    f"{name!r}; {near(name, known)}"
+                )
+
+
+_HEADS = ("query", "key", "value")
 
 
 class _Linear(nn.Module):
@@ -148,7 +174,8 @@ class _Attention(nn.Module):
             cache, keys, values = cache.update(layer, key, value)
         y = attention(query, keys, values, visible)
         y = y.reshape(batch, length, c.num_heads * c.head_dim)
-        return linear(c.hidden_size, use_bias=c.out_bias, name="o_proj")(y), cache
+        y = linear(c.hidden_size, use_bias=c.out_bias, name="o_proj")(y)
+        return y, cache, dict(zip(_HEADS, (query, key, value), strict=True))
 
 
 class _MLP(nn.Module):
@@ -169,16 +196,17 @@ class _Block(nn.Module):
     @nn.compact
     def __call__(self, x, positions, visible, cache, layer: int):
         norm = functools.partial(_RMSNorm, self.config.rms_norm_eps)
-        y, cache = _Attention(self.config, name="self_attn")(
+        y, cache, heads = _Attention(self.config, name="self_attn")(
             norm(name="input_layernorm")(x), positions, visible, cache, layer
         )
         x = x + y
         y = norm(name="post_attention_layernorm")(x)
-        return x + _MLP(self.config, name="mlp")(y), cache
+        return x + _MLP(self.config, name="mlp")(y), cache, heads
 
 
 class _Decoder(nn.Module):
     config: ModelConfig
+    remat: bool = False
 
     def setup(self):
         c = self.config
@@ -186,14 +214,17 @@ class _Decoder(nn.Module):
             "embed_tokens", nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size)
         )
         # Unrolled: scanning over stacked layers copies each slice when decoding.
-        self.layers = [_Block(c) for _ in range(c.num_layers)]
+        block = nn.remat(_Block, static_argnums=(5,)) if self.remat else _Block
+        self.layers = [block(c) for _ in range(c.num_layers)]
         self.norm = _RMSNorm(c.rms_norm_eps)
         if not c.tie_word_embeddings:
             self.lm_head = self.param(
                 "lm_head", nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size)
             )
 
-    def __call__(self, tokens, cache, positions, mask) -> tuple[LMOutput, Any]:
+    def __call__(
+        self, tokens, cache, positions, mask, features
+    ) -> tuple[LMOutput, Any]:
         c = self.config
         length = tokens.shape[1]
         if positions is None:
@@ -204,12 +235,16 @@ class _Decoder(nn.Module):
         else:
             visible = _block_mask(length, mask, c.sliding_window)
         x = self.embed_tokens[tokens]
+        seen = {"embedding": x}
         for index, layer in enumerate(self.layers):
-            x, cache = layer(x, positions, visible, cache, index)
+            x, cache, heads = layer(x, positions, visible, cache, index)
+            seen[f"layers.{index}"] = x
+            seen |= {f"layers.{index}.{part}": y for part, y in heads.items()}
         hidden = self.norm(x)
         if cache is not None:
             cache = cache.advance(length)
-        return LMOutput(logits=self.unembed(hidden), hidden=hidden), cache
+        found = {name: seen[name] for name in features}
+        return LMOutput(self.unembed(hidden), hidden, found), cache
 
     def unembed(self, hidden: Array) -> Array:
         tied = self.config.tie_word_embeddings

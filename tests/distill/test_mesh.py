@@ -23,7 +23,9 @@ CODE = """
         source = distill.Mixture(source, rollout, per="row")
     step = distill.TrainStep(
         draft,
-        distill.Distill(divergences.resolve("jsd", beta=0.3), chunk=64),
+        distill.Objective(
+            (1.0, distill.Distill(divergences.resolve("jsd", beta=0.3))), chunk=64
+        ),
         distill.make_optimizer("adamw", learning_rate=1e-3),
         teacher=target,
         source=source,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import distill, divergences
-from specjax.distill import Batch, Policy
+from specjax.distill import Batch, Models, Objective, Policy
 
 
 def relative(a, b):
@@ -119,10 +119,11 @@ def test_a_mean_of_means_would_be_another_loss(fixed, uneven):
 
 
 @pytest.mark.parametrize("chunk", [1, 28])
-@pytest.mark.parametrize("objective", [distill.Distill, distill.CrossEntropy])
-def test_chunks_change_nothing(fixed, uneven, objective, chunk):
-    loss, gradient = fixed(uneven, objective=objective())
-    chunked_loss, chunked = fixed(uneven, objective=objective(chunk=chunk))
+@pytest.mark.parametrize("term", [distill.Distill, distill.CrossEntropy])
+def test_chunks_change_nothing(fixed, uneven, term, chunk):
+    loss, gradient = fixed(uneven, objective=term())
+    chunked = Objective((1.0, term()), chunk=chunk)
+    chunked_loss, chunked = fixed(uneven, objective=chunked)
     assert chunked_loss == pytest.approx(loss, rel=1e-6)
     assert relative(gradient, chunked) < 2e-6
 
@@ -130,19 +131,19 @@ def test_chunks_change_nothing(fixed, uneven, objective, chunk):
 def test_whole_logits_are_never_alive(toys, step_of):
     """No array of the compiled gradient holds the logits of all positions."""
     wide = toys.language_model(vocab_size=4096)
-    objective = distill.Distill(chunk=64)
+    objective = Objective((1.0, distill.Distill()), chunk=64)
     step = step_of(student=wide, teacher=wide, objective=objective)
     params = jax.eval_shape(wide.init, jax.random.key(0))
     batch = Batch.of(np.zeros((4, 64)))
 
     def loss(params, teacher_params):
-        policies = Policy(params, wide), Policy(teacher_params, wide)
-        return step.objective(*policies, batch).loss
+        models = Models(Policy(params, wide), Policy(teacher_params, wide))
+        return step.loss.measure(models, batch)[0]
 
     compiled = jax.jit(jax.grad(loss)).lower(params, params).compile()
     whole = 4 * 64 * 4096 * 4
     assert compiled.memory_analysis().temp_size_in_bytes < 2 * whole
-    objective = distill.Distill(chunk=None)
+    objective = Objective((1.0, distill.Distill()), chunk=None)
     step = step_of(student=wide, teacher=wide, objective=objective)
     compiled = jax.jit(jax.grad(loss)).lower(params, params).compile()
     assert compiled.memory_analysis().temp_size_in_bytes > 2 * whole
@@ -203,8 +204,9 @@ def test_vocabularies_padded_to_different_sizes_compare_shared_ids(toys, sizes):
     draft, target = (toys.language_model(vocab_size=size) for size in sizes)
     q_params, p_params = toys.sharp(draft, 3), toys.sharp(target, 4)
     batch = Batch.of(toys.corpus())
-    objective = distill.Distill(divergences.resolve("jsd", beta=0.3))
-    sums = objective(Policy(q_params, draft), Policy(p_params, target), batch)
+    objective = Objective.of(distill.Distill(divergences.resolve("jsd", beta=0.3)))
+    models = Models(Policy(q_params, draft), Policy(p_params, target))
+    _, sums = objective.measure(models, batch)
 
     q_logits, p_logits = (
         np.asarray(model.apply(params, batch.tokens)[0].logits)[:, :-1, :13]
@@ -225,19 +227,20 @@ def test_unused_vocabulary_rows_can_be_left_out(toys):
         return params | {"embed_tokens": params["embed_tokens"][:13]}
 
     batch = Batch.of(toys.corpus())
-    wide = distill.Distill(shared_vocab=13)(
-        Policy(q_params, model), Policy(p_params, model), batch
+    wide, _ = Objective.of(distill.Distill(shared_vocab=13)).measure(
+        Models(Policy(q_params, model), Policy(p_params, model)), batch
     )
-    narrow = distill.Distill()(
-        Policy(rows(q_params), cut), Policy(rows(p_params), cut), batch
+    narrow, _ = Objective.of(distill.Distill()).measure(
+        Models(Policy(rows(q_params), cut), Policy(rows(p_params), cut)), batch
     )
-    assert float(wide.mean_loss) == pytest.approx(float(narrow.mean_loss), rel=1e-6)
+    assert float(wide) == pytest.approx(float(narrow), rel=1e-6)
 
 
 def test_the_target_gets_no_gradient(toys, uneven):
     def loss(teacher_params):
         student = Policy(toys.draft_params, toys.draft)
-        return toys.kl(student, Policy(teacher_params, toys.target), uneven).loss
+        models = Models(student, Policy(teacher_params, toys.target))
+        return Objective.of(toys.kl).measure(models, uneven)[0]
 
     gradient = jax.jit(jax.grad(loss))(toys.target_params)
     assert all(not x.any() for x in jax.tree.leaves(gradient))
@@ -246,7 +249,7 @@ def test_the_target_gets_no_gradient(toys, uneven):
 @pytest.mark.parametrize("name", divergences.names())
 def test_gradient_of_the_step_equals_finite_differences(toys, name):
     """Through the model, the chunks and the mean, along a random direction."""
-    objective = distill.Distill(divergences.resolve(name), chunk=16)
+    objective = Objective((1.0, distill.Distill(divergences.resolve(name))), chunk=16)
     with jax.enable_x64(True):
 
         def double(tree):
@@ -258,7 +261,7 @@ def test_gradient_of_the_step_equals_finite_differences(toys, name):
         @jax.jit
         def loss(params):
             student, teacher = Policy(params, toys.draft), Policy(p_params, toys.target)
-            return objective(student, teacher, batch).loss
+            return objective.measure(Models(student, teacher), batch)[0]
 
         keys = iter(jax.random.split(jax.random.key(5), 99))
         direction = jax.tree.map(
@@ -283,24 +286,25 @@ def test_gradient_of_the_step_equals_finite_differences(toys, name):
 
 def test_agreement_and_overlap_are_one_between_equals(toys, uneven):
     policy = Policy(toys.draft_params, toys.draft)
-    counts = toys.kl(policy, policy, uneven).as_dict()
+    counts = Objective.of(toys.kl).measure(Models(policy, policy), uneven)[1].as_dict()
     assert counts["agreement"] == 1
     assert counts["overlap"] == pytest.approx(1, rel=1e-6)
     assert counts["loss"] == pytest.approx(0, abs=1e-6)
 
 
 def test_overlap_is_one_minus_the_total_variation(toys, uneven):
-    objective = distill.Distill(divergences.resolve("tvd"))
+    objective = Objective.of(distill.Distill(divergences.resolve("tvd")))
     student = Policy(toys.draft_params, toys.draft)
-    counts = objective(student, Policy(toys.target_params, toys.target), uneven)
-    ratios = counts.as_dict()
+    models = Models(student, Policy(toys.target_params, toys.target))
+    ratios = objective.measure(models, uneven)[1].as_dict()
     assert ratios["overlap"] == pytest.approx(1 - ratios["loss"], rel=1e-5)
 
 
 def test_monitors_do_not_touch_the_loss(fixed, uneven):
-    for objective in (distill.Distill, distill.CrossEntropy):
-        loss, gradient = fixed(uneven, objective=objective())
-        plain_loss, plain = fixed(uneven, objective=objective(monitor=False))
+    for term in (distill.Distill, distill.CrossEntropy):
+        loss, gradient = fixed(uneven, objective=term())
+        unwatched = Objective((1.0, term()), monitor=False)
+        plain_loss, plain = fixed(uneven, objective=unwatched)
         assert plain_loss == pytest.approx(loss, rel=1e-6)
         assert relative(gradient, plain) < 1e-6
 
@@ -308,7 +312,7 @@ def test_monitors_do_not_touch_the_loss(fixed, uneven):
 def test_cross_entropy_is_not_applied_to_what_the_student_wrote(toys, fixed, uneven):
     """https://github.com/jongwooko/distillm/issues/16"""
     ours = Batch(uneven.tokens, uneven.mask, uneven.prompt_length, np.ones((4,), bool))
-    both = distill.Distill(cross_entropy=0.5)
+    both = Objective((1.0, distill.Distill()), (0.5, distill.CrossEntropy()))
     distilled, gradient = fixed(uneven)
     on_policy, on_policy_gradient = fixed(ours, objective=both)
     assert on_policy == pytest.approx(distilled, rel=1e-6)
@@ -321,9 +325,15 @@ def test_cross_entropy_is_not_applied_to_what_the_student_wrote(toys, fixed, une
 
 
 @pytest.mark.parametrize(
-    "wrong, match",
-    [(dict(temperature=0.0), "temperature must be > 0"), (dict(chunk=0), "chunk must")],
+    "make, match",
+    [
+        (lambda: distill.Distill(temperature=0.0), "temperature must be > 0"),
+        (lambda: Objective((1, distill.Distill()), chunk=0), "chunk must"),
+        (lambda: Objective(), "at least one"),
+        (lambda: Objective((-1, distill.Distill())), "weight >= 0"),
+        (lambda: Objective((1, distill.Distill)), "term"),
+    ],
 )
-def test_wrong_settings_are_refused(wrong, match):
+def test_wrong_settings_are_refused(make, match):
     with pytest.raises(ValueError, match=match):
-        distill.Distill(**wrong)
+        make()

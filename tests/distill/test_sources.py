@@ -7,7 +7,14 @@ import pytest
 
 from specjax import Sampling, distill
 from specjax.decoding import decode
-from specjax.distill import Batch, FixedCorpus, Mixture, Policy, StudentGenerated
+from specjax.distill import (
+    Batch,
+    FixedCorpus,
+    Mixture,
+    Models,
+    Policy,
+    StudentGenerated,
+)
 from specjax.ops import fold
 
 PROMPT, NEW = 5, 7
@@ -20,8 +27,12 @@ def draw(toys):
     """What a source draws, jitted, for rows of the toy corpus."""
     run = jax.jit(
         lambda source, student, teacher, key, keys, batch: source.draw(
-            key, keys, batch, Policy(student, toys.draft), Policy(teacher, toys.target)
-        ),
+            key,
+            keys,
+            batch,
+            Models(Policy(student, toys.draft), Policy(teacher, toys.target)),
+            source.memory(),
+        )[0],
         static_argnums=0,
     )
 
@@ -95,9 +106,9 @@ def test_no_gradient_flows_through_the_sampling(toys, step_of, draw):
     step_key, rows_key = jax.random.split(jax.random.fold_in(state.key, state.step))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(rows_key, jnp.arange(4))
     student = Policy(toys.draft_params, toys.draft)
-    drawn = ROLLOUT.draw(step_key, keys, batch, student, None)
+    drawn, _ = ROLLOUT.draw(step_key, keys, batch, Models(student), ())
     as_data, data_sums = step_of().gradients(state, drawn, toys.target_params)
-    assert float(sums.loss) == pytest.approx(float(data_sums.loss), rel=1e-6)
+    assert float(sums.mean_loss) == pytest.approx(float(data_sums.mean_loss), rel=1e-6)
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(as_data), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
@@ -137,7 +148,7 @@ def test_every_step_draws_afresh(toys, step_of):
     losses = set()
     for _ in range(3):
         state, sums = step(state, batch, toys.target_params)
-        losses.add(float(sums.loss))
+        losses.add(float(sums.mean_loss))
     assert len(losses) == 3
 
 
@@ -186,8 +197,8 @@ def test_samples_of_the_target_are_labels(toys, draw):
     student = draw(ROLLOUT)
     assert (drawn.tokens != student.tokens).any()
     with pytest.raises(ValueError, match="needs a teacher"):
-        policy = Policy(toys.draft_params, toys.draft)
-        distill.TargetGenerated(2, 2).draw(KEY, KEY[None], None, policy, None)
+        models = Models(Policy(toys.draft_params, toys.draft))
+        distill.TargetGenerated(2, 2).draw(KEY, KEY[None], None, models, ())
 
 
 def test_a_row_without_a_prompt_counts_nothing(toys, draw):

@@ -149,7 +149,7 @@ def test_masters_stay_float32_when_the_pass_is_bfloat16(toys, step_of):
     state = step.init(jax.random.key(0), low)
     state, sums = step(state, Batch.of(toys.corpus()), toys.target_params)
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
-    assert sums.loss.dtype == jnp.float32 and jnp.isfinite(sums.loss)
+    assert sums.mean_loss.dtype == jnp.float32 and jnp.isfinite(sums.mean_loss)
 
 
 @pytest.mark.parametrize("schedule", distill.schedule_names())

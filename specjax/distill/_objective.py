@@ -1,0 +1,361 @@
+"""What a step minimises: a weighted sum of terms, made a few positions at a time.
+
+Axes: B rows, T positions, C positions of a chunk, D width, V vocabulary.
+
+Logits at position t predict token t + 1. The logits of teacher and student are the
+largest arrays of a distillation step (`[B, T, V]`, twice, and their gradients), so they
+are made chunk by chunk from the hidden states and made again for the gradient.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.core import LMOutput, Params
+from specjax.distill._state import Batch, HeadedModel, Models, Policy, Sums
+from specjax.distill._term import Term, TokenView
+
+Scales = tuple[Array, ...]  # of each term: weight / loss tokens
+
+
+@dataclass(frozen=True, init=False)
+class Objective:
+    """`sum_i weight_i * (loss of term i) / (its loss tokens)`. Frozen and hashable.
+
+    Attributes:
+        terms: `(weight, term)` pairs.
+        chunk: tokens whose logits are alive at once; None: all.
+        monitor: count agreement and overlap too (a few more passes over the logits).
+            Agreement is with the target's arg max, or with the label where there is no
+            teacher; `overlap` is sum min(p, q), the acceptance of drafts at T=1, or the
+            probability of the label.
+
+    Example:
+        >>> from specjax import distill
+        >>> Objective((0.5, distill.CrossEntropy()), (0.5, distill.Distill())).names
+        ('cross_entropy', 'distill')
+    """
+
+    terms: tuple[tuple[float, Term], ...]
+    chunk: int | None
+    monitor: bool
+
+    def __init__(
+        self,
+        *terms: tuple[float, Term],
+        chunk: int | None = 1024,
+        monitor: bool = True,
+    ):
+        """Weighs terms.
+
+        Raises:
+            ValueError: no term, a weight that is no number >= 0, a chunk below 1.
+        """
+        if not terms:
+            raise ValueError("an objective needs at least one (weight, term), got none")
+        for weight, term in terms:
+            if not isinstance(term, Term) or not 0 <= weight < float("inf"):
+                raise ValueError(
+                    "an objective is made of (weight >= 0, term) pairs, got "
+                    f"({weight!r}, {term!r})"
+                )
+        if chunk is not None and chunk < 1:
+            raise ValueError(f"chunk must be at least 1 token or None, got {chunk}")
+        object.__setattr__(self, "terms", terms)
+        object.__setattr__(self, "chunk", chunk)
+        object.__setattr__(self, "monitor", monitor)
+
+    @classmethod
+    def of(cls, objective: "Objective | Term") -> "Objective":
+        """A lone term as an objective."""
+        return cls((1.0, objective)) if isinstance(objective, Term) else objective
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One name a term, for the metrics."""
+        kinds = [_snake(type(term).__name__) for _, term in self.terms]
+        return tuple(
+            kind if kinds.count(kind) == 1 else f"{kind}_{kinds[:n].count(kind)}"
+            for n, kind in enumerate(kinds)
+        )
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether any term reads the target."""
+        return any(term.needs_teacher for _, term in self.terms)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether any term compares with a reference draft."""
+        return any(term.needs_reference for _, term in self.terms)
+
+    def check(self, student: HeadedModel, teacher: HeadedModel | None) -> None:
+        """Raises a ValueError where a term cannot work with these two."""
+        for _, term in self.terms:
+            if term.needs_teacher and teacher is None:
+                raise ValueError(
+                    f"the term {type(term).__name__} needs teacher=, got None"
+                )
+            term.check(student, teacher)
+
+    def init(
+        self, key: Array, student: HeadedModel, teacher: HeadedModel | None
+    ) -> tuple[Params, ...]:
+        """What the terms learn besides the student, one entry a term."""
+        keys = jax.random.split(key, len(self.terms))
+        return tuple(
+            term.init(key, student, teacher)
+            for key, (_, term) in zip(keys, self.terms, strict=True)
+        )
+
+    def masks(self, batch: Batch) -> tuple[Array, ...]:
+        """Of each term the tokens `[B, T]` that it counts."""
+        return tuple(term.mask(batch) for _, term in self.terms)
+
+    def scales(self, counts: dict[str, Array]) -> Scales:
+        """Weight over loss tokens, of each term."""
+        return tuple(
+            weight / jnp.maximum(counts[name], 1).astype(jnp.float32)
+            for name, (weight, _) in zip(self.names, self.terms, strict=True)
+        )
+
+    def __call__(
+        self, models: Models, aux: tuple[Params, ...], batch: Batch, scales: Scales
+    ) -> tuple[Array, Sums]:
+        """The loss of one micro-batch, and what it counted.
+
+        Args:
+            models: who takes part; only the student gets gradients.
+            aux: what `init` gave.
+            batch: the sequences.
+            scales: from `scales`, of the counts of all micro-batches.
+
+        Returns:
+            `sum_i scales_i * (sum of term i)`, and the sums of this micro-batch.
+        """
+        outputs = _read(self, models, batch)
+        masks = self.masks(batch)
+        parts, monitored = _over_chunks(self, models, outputs, batch, masks)
+        for n, (_, term) in enumerate(self.terms):
+            more = term.per_batch(aux[n], outputs.student, outputs.teacher, batch)
+            parts[n] = parts[n] if more is None else parts[n] + more
+        weighted = [w * part for (w, _), part in zip(self.terms, parts, strict=True)]
+        counts = [jnp.sum(mask, dtype=jnp.int32) for mask in masks]
+        loss = sum(s * part for s, part in zip(scales, parts, strict=True))
+        sums = dataclasses.replace(
+            Sums.zeros(),
+            parts=dict(zip(self.names, weighted, strict=True)),
+            counts=dict(zip(self.names, counts, strict=True)),
+            agreement=monitored[0],
+            overlap=monitored[1],
+            **_count(_any(masks), batch.on_policy),
+        )
+        return jnp.asarray(loss), sums
+
+    def measure(
+        self, models: Models, batch: Batch, aux: tuple[Params, ...] | None = None
+    ) -> tuple[Array, Sums]:
+        """The loss of a batch taken by itself, and what it counted."""
+        aux = ((),) * len(self.terms) if aux is None else aux
+        return self(models, aux, batch, self.scales(self.count(batch)))
+
+    def count(self, batch: Batch) -> dict[str, Array]:
+        """Loss tokens of each term: known before any model is run."""
+        return {
+            name: jnp.sum(mask, dtype=jnp.int32)
+            for name, mask in zip(self.names, self.masks(batch), strict=True)
+        }
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    student: LMOutput
+    teacher: LMOutput | None
+    reference: LMOutput | None
+
+
+def _read(objective: Objective, models: Models, batch: Batch) -> _Outputs:
+    """One pass of each model over the sequences, with all features asked for."""
+    wanted = [term.features() for _, term in objective.terms]
+    ours = tuple(dict.fromkeys(name for names, _ in wanted for name in names))
+    theirs = tuple(dict.fromkeys(name for _, names in wanted for name in names))
+
+    def read(policy: Policy | None, features: tuple[str, ...] = ()):
+        if policy is None:
+            return None
+        return policy.model.apply(policy.params, batch.tokens, features=features)[0]
+
+    student = read(models.student, ours)
+    assert student is not None
+    others = read(models.teacher, theirs), read(models.reference)
+    return _Outputs(student, *jax.lax.stop_gradient(others))
+
+
+def _over_chunks(
+    objective: Objective,
+    models: Models,
+    outputs: _Outputs,
+    batch: Batch,
+    masks: tuple[Array, ...],
+) -> tuple[list[Array], tuple[Array, Array]]:
+    """Adds up what the terms say of each position; and agreement and overlap.
+
+    Chunks run along T, not B, so that rows stay where a mesh put them.
+    """
+    rows, width = batch.tokens.shape
+    size = width - 1
+    if objective.chunk is not None:
+        size = min(size, max(1, objective.chunk // rows))
+    hidden = _Hidden.of(outputs)
+    labels, cached = batch.tokens[:, 1:], _law_ahead(batch.cached)
+    terms = [term for _, term in objective.terms]
+
+    # What is scored gets its weights from whole sequences, before the loss is taken.
+    frozen = jax.lax.stop_gradient(models)
+
+    def score(piece) -> list[Any]:
+        hidden, labels, cached = piece
+        view = _view(frozen, hidden, labels, cached, None)
+        return [term.score(view) for term in terms]
+
+    scores: list[Any] = [None] * len(terms)
+    if any(type(term).score is not Term.score for term in terms):
+        still = jax.lax.stop_gradient((hidden, labels, cached))
+        scores = jax.lax.stop_gradient(_map_chunks(score, still, size))
+    weights = [
+        term.weigh(scored, batch) for term, scored in zip(terms, scores, strict=True)
+    ]
+
+    def one(models: Models, piece):
+        hidden, labels, cached, weights, masks = piece
+        bare = _view(models, hidden, labels, cached, None)
+        views = [dataclasses.replace(bare, weights=weight) for weight in weights]
+        losses = [term.per_token(v) for term, v in zip(terms, views, strict=True)]
+        parts = [
+            jnp.zeros(()) if loss is None else jnp.sum(jnp.where(mask, loss, 0.0))
+            for loss, mask in zip(losses, masks, strict=True)
+        ]
+        watched = jnp.zeros(()), jnp.zeros(())
+        if objective.monitor:
+            watched = _monitor(jax.lax.stop_gradient(bare), _any(masks))
+        return parts, watched
+
+    counted = tuple(mask[:, 1:] for mask in masks)
+    pieces = (hidden, labels, cached, weights, counted)
+    if size >= width - 1:
+        return one(models, pieces)
+    again = jax.checkpoint(one)
+
+    def add(total, piece):
+        return jax.tree.map(jnp.add, total, again(models, piece)), None
+
+    zeros = [jnp.zeros(())] * len(terms), (jnp.zeros(()), jnp.zeros(()))
+    return jax.lax.scan(add, zeros, _chunks(pieces, size))[0]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Hidden:
+    """Hidden states `[B, T-1, D]` of the positions that predict something."""
+
+    student: Array
+    teacher: Array | None
+    reference: Array | None
+
+    @classmethod
+    def of(cls, outputs: _Outputs) -> "_Hidden":
+        def cut(out: LMOutput | None) -> Array | None:
+            return None if out is None else out.hidden[:, :-1]
+
+        return cls(cut(outputs.student), cut(outputs.teacher), cut(outputs.reference))  # pyright: ignore
+
+
+def _view(models: Models, hidden: _Hidden, labels, cached, weights) -> TokenView:
+    def logits(policy: Policy | None, hidden: Array | None):
+        if policy is None or hidden is None:
+            return None
+        return policy.model.unembed(policy.params, hidden)
+
+    q_logits = logits(models.student, hidden.student)
+    assert q_logits is not None
+    p_logits = logits(models.teacher, hidden.teacher)
+    reference = logits(models.reference, hidden.reference)
+    p_logits, reference = jax.lax.stop_gradient((p_logits, reference))
+    return TokenView(labels, q_logits, p_logits, reference, cached, weights)
+
+
+def _law_ahead(cached: Any) -> Any:
+    """The cached law of token t + 1 is kept at t: the last one predicts nothing."""
+    return jax.tree.map(lambda x: x[:, :-1], cached)
+
+
+def _monitor(view: TokenView, mask: Array) -> tuple[Array, Array]:
+    """Sums of agreement and overlap, see `Objective`."""
+    log_q = jax.nn.log_softmax(view.q_logits.astype(jnp.float32), axis=-1)
+    if view.p_logits is None:
+        same = _argmax(log_q) == view.labels
+        label = jnp.minimum(view.labels, log_q.shape[-1] - 1)[..., None]
+        overlap = jnp.exp(jnp.take_along_axis(log_q, label, axis=-1)[..., 0])
+    else:
+        size = min(view.q_logits.shape[-1], view.p_logits.shape[-1])
+        log_p = jax.nn.log_softmax(view.p_logits.astype(jnp.float32), axis=-1)
+        log_p, log_q = log_p[..., :size], log_q[..., :size]
+        same = _argmax(log_p) == _argmax(log_q)
+        overlap = jnp.sum(jnp.exp(jnp.minimum(log_p, log_q)), axis=-1)
+    agreement = jnp.sum(same & mask).astype(jnp.float32)
+    return agreement, jnp.sum(jnp.where(mask, overlap, 0.0))
+
+
+def _map_chunks(function, pieces, size: int):
+    """`function` of each chunk, its `[B, C, ...]` results put back in a row."""
+    width = jax.tree.leaves(pieces)[0].shape[1]
+    if size >= width:
+        return function(pieces)
+    out = jax.lax.map(function, _chunks(pieces, size))
+
+    def join(x: Array) -> Array:
+        x = jnp.moveaxis(x, 0, 1)
+        return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :width]
+
+    return jax.tree.map(join, out)
+
+
+def _chunks(pieces, size: int):
+    """`[B, T, ...]` as `[chunks, B, size, ...]`, padded with zeros (masked)."""
+
+    def cut(x: Array) -> Array:
+        more = [(0, 0)] * x.ndim
+        more[1] = (0, -x.shape[1] % size)
+        x = jnp.pad(x, more)
+        return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
+
+    return jax.tree.map(cut, pieces)
+
+
+def _argmax(x: Array) -> Array:
+    """The first of the largest along V: two plain reductions, which XLA vectorises."""
+    index = jnp.arange(x.shape[-1], dtype=jnp.int32)
+    index = index.reshape((1,) * (x.ndim - 1) + (-1,))
+    largest = jnp.max(x, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(x == largest, index, x.shape[-1]), axis=-1)
+
+
+def _any(masks: tuple[Array, ...]) -> Array:
+    return jnp.any(jnp.stack(masks), axis=0)
+
+
+def _count(mask: Array, on_policy: Array) -> dict[str, Array]:
+    return {
+        "tokens": jnp.sum(mask, dtype=jnp.int32),
+        "on_policy_tokens": jnp.sum(mask & on_policy[:, None], dtype=jnp.int32),
+        "rows": jnp.asarray(mask.shape[0], jnp.int32),
+        "empty_rows": jnp.sum(~jnp.any(mask, axis=1), dtype=jnp.int32),
+    }
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
