@@ -1,9 +1,10 @@
 """Settings of `experiments.distillspec`, and its presets."""
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specjax import divergences
+from specjax import distill, divergences
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ class Data:
         length: T, tokens of a training sequence.
         prompt_length: P, tokens given before a sample begins; the longest prompt.
         samples: answers drawn from the target for each training prompt.
+        target_rows: training sequences whose beginnings the target goes on from, where
+            a corpus is read and distillation wants the target's own text.
     """
 
     prompts: str | None = None
@@ -90,6 +93,7 @@ class Data:
     length: int = 128
     prompt_length: int = 32
     samples: int = 1
+    target_rows: int = 1024
 
     def __post_init__(self):
         if not 1 <= self.prompt_length < self.length:
@@ -99,8 +103,11 @@ class Data:
             )
         if not 0 < self.held_out < 1:
             raise ValueError(f"data.held_out must be in (0, 1), got {self.held_out}")
-        if self.samples < 1:
-            raise ValueError(f"data.samples must be at least 1, got {self.samples}")
+        for name in ("samples", "target_rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"data.{name} must be at least 1, got {getattr(self, name)}"
+                )
 
 
 @dataclass(frozen=True)
@@ -108,27 +115,55 @@ class Distillation:
     """DistillSpec, and the cross-entropy baseline that it is compared with.
 
     Attributes:
-        divergence: a registered one.
-        beta: of "jsd"; others take none.
-        source: whose text: "fixed" (corpus or target samples), "student", "mixture".
-        fraction: lambda, the student's share of a mixture.
-        temperature: of the student's rollouts.
+        divergence: a registered one, with its options: "jsd(beta=0.5)".
+        objective: instead of it, a weighted sum of terms as JSON:
+            [{"term": "distill", "weight": 0.5, "temperature": 2, "squared": true},
+            {"term": "cross_entropy", "weight": 0.5}].
+        source: whose text: "fixed" (the corpus; answers of the target where the data
+            are prompts), "target" (its samples, drawn once), "student" (rollouts of
+            the draft in each step), "mixture" (of `base` and "student"),
+            "teacher_mixed" (rollouts of both laws mixed, `base` beside them).
+        base: what "mixture" and "teacher_mixed" read besides: "fixed" or "target".
+        fraction: lambda, the share of rows that are rollouts in a mixture.
+        temperature: of rollouts.
+        replay: of the last so many rollouts, train on a random choice; 0: on new ones.
+        cached_teacher: train on the target's k likeliest tokens, kept on disk, and the
+            mass of the rest; 0: run the target in each step.
+        inner_steps: updates for each draw of rollouts.
+        reference: of the reference draft, where the objective compares with one.
         train: steps of both; the baseline gets as many.
         equal_time: train another baseline for as many seconds as distillation took.
         eval_every: steps between points of the learning curve.
     """
 
-    divergence: str = "jsd"
-    beta: float | None = 0.5
-    source: Literal["fixed", "student", "mixture"] = "mixture"
+    divergence: str = "jsd(beta=0.5)"
+    objective: str | None = None
+    source: Literal["fixed", "target", "student", "mixture", "teacher_mixed"] = (
+        "mixture"
+    )
+    base: Literal["fixed", "target"] = "fixed"
     fraction: float = 0.5
     temperature: float = 1.0
+    replay: int = 0
+    cached_teacher: int = 0
+    inner_steps: int = 1
+    reference: Stage = Stage(steps=220, learning_rate=2e-2, max_seconds=35)
     train: Stage = Stage(steps=220, learning_rate=2e-2, max_seconds=35)
     equal_time: bool = True
     eval_every: int = 50
 
     def __post_init__(self):
         self.resolve()
+        if self.cached_teacher and self.source not in ("fixed", "target"):
+            raise ValueError(
+                "distill.cached_teacher needs text that is there beforehand: "
+                f"distill.source fixed or target, got {self.source}"
+            )
+        if self.replay and self.source not in ("student", "mixture"):
+            raise ValueError(
+                "distill.replay keeps rollouts of the student: it needs distill.source "
+                f"student or mixture, got {self.source}"
+            )
         if not 0 <= self.fraction <= 1:
             raise ValueError(f"distill.fraction must be in [0, 1], got {self.fraction}")
         if self.temperature < 0:
@@ -136,10 +171,20 @@ class Distillation:
                 f"distill.temperature must be at least 0, got {self.temperature}"
             )
 
-    def resolve(self) -> divergences.Divergence:
-        """The divergence with its options."""
-        options = {} if self.beta is None else {"beta": self.beta}
-        return divergences.resolve(self.divergence, **options)
+    def resolve(self) -> distill.Objective:
+        """The objective."""
+        if self.objective is None:
+            return distill.Objective.of(
+                distill.Distill(divergences.parse(self.divergence))
+            )
+        try:
+            terms = json.loads(self.objective)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"distill.objective must be a JSON list of terms, got "
+                f"{self.objective!r} ({error})"
+            ) from None
+        return distill.make_objective(terms)
 
 
 @dataclass(frozen=True)
@@ -201,6 +246,8 @@ class Config:
     batch_size: int = 8
     accumulate: int = 1
     dtype: Literal["float32", "bfloat16"] | None = None
+    compute_dtype: Literal["float32", "bfloat16"] | None = None  # of training passes
+    remat: bool = False  # make activations again in the backward pass
     checkpoint_every: int = 100
     target: Target = field(default_factory=Target)
     draft: Draft = field(default_factory=Draft)

@@ -103,12 +103,15 @@ class Run:
         objective: distill.Objective | distill.Term,
         source: distill.Source | None = None,
         teacher: Checkpoint | None = None,
+        reference: Checkpoint | None = None,
         held_out: Sequences | None = None,
+        inner_steps: int = 1,
     ) -> Trained:
         """Trains `start` for a stage; with held-out text, a learning curve too."""
         ask, scored = self.config, objective.needs_teacher
+        student = dataclasses.replace(_headed(start), remat=ask.remat)
         step = distill.TrainStep(
-            _headed(start),
+            student,
             objective,
             distill.make_optimizer(
                 stage.optimizer,
@@ -121,7 +124,10 @@ class Run:
             ),
             teacher=_headed(teacher) if scored and teacher else None,
             source=source or distill.FixedCorpus(),
+            reference=_headed(reference) if reference else None,
             accumulate=ask.accumulate,
+            inner_steps=inner_steps,
+            compute_dtype=ask.compute_dtype,
             kernel_layout=start.config.kernel_layout,
         )
         callbacks = []
@@ -135,6 +141,7 @@ class Run:
             corpus.sequences.batches(ask.batch_size, seed),
             steps=stage.steps,
             teacher_params=teacher.params if scored and teacher else None,
+            reference_params=reference.params if reference else None,
             seconds=stage.max_seconds,
             workdir=self.workdir,
             label=name,
@@ -157,24 +164,71 @@ class Run:
         checkpoint = dataclasses.replace(start, params=params)
         return Trained(checkpoint, curve, done, result.seconds)
 
-    def distillation(
-        self, target: Checkpoint
-    ) -> tuple[distill.Objective | distill.Term, distill.Source]:
-        """The divergence and the data policy of the settings."""
-        ask, text = self.config.distill, self.config.data
-        student = distill.StudentGenerated(
-            prompt_size=text.prompt_length,
-            max_new_tokens=text.length - text.prompt_length,
-            sampling=Sampling(temperature=ask.temperature),
-            eos_ids=target.eos_token_ids,
+    def distil(
+        self, name: str, start: Checkpoint, target: Checkpoint, corpus: Corpus, held_out
+    ) -> Trained:
+        """Distils `start` as the settings say."""
+        ask = self.config.distill
+        objective, reference = ask.resolve(), None
+        if "target" in (ask.source, ask.base):
+            corpus = self._target_text(target, corpus)
+        if objective.needs_reference:
+            # AdaSPEC's reference is a draft distilled in the plain way.
+            reference = self.fit(
+                f"{name}_reference",
+                start,
+                corpus,
+                ask.reference,
+                distill.Distill(),
+                teacher=target,
+            ).checkpoint
+        return self.fit(
+            name,
+            start,
+            corpus,
+            ask.train,
+            objective,
+            self._source(target),
+            teacher=target,
+            reference=reference,
+            held_out=held_out,
+            inner_steps=ask.inner_steps,
         )
-        fixed = distill.FixedCorpus()
-        sources: Mapping[str, distill.Source] = {
-            "fixed": fixed,
-            "student": student,
-            "mixture": distill.Mixture(fixed, student, ask.fraction, per="split"),
+
+    def _source(self, target: Checkpoint) -> distill.Source:
+        """The data policy of the settings."""
+        ask, text = self.config.distill, self.config.data
+        rollout: dict[str, Any] = {
+            "prompt_size": text.prompt_length,
+            "max_new_tokens": text.length - text.prompt_length,
+            "sampling": Sampling(temperature=ask.temperature),
+            "eos_ids": target.eos_token_ids,
         }
-        return distill.Distill(ask.resolve()), sources[ask.source]
+        fixed, student = distill.FixedCorpus(), distill.StudentGenerated(**rollout)
+        if ask.replay:
+            student = distill.Replay(student, ask.replay)
+        if ask.source == "student":
+            return student
+        if ask.source == "mixture":
+            return distill.Mixture(fixed, student, ask.fraction, per="split")
+        if ask.source == "teacher_mixed":
+            mixed = distill.TeacherMixed(**rollout)
+            return distill.Mixture(fixed, mixed, ask.fraction, per="split")
+        return fixed
+
+    def _target_text(self, target: Checkpoint, corpus: Corpus) -> Corpus:
+        """A corpus that the target wrote; one of answered prompts is that already."""
+        if not corpus.train_prompts:
+            rows = np.linspace(
+                0, len(corpus.sequences.tokens) - 1, self.config.data.target_rows
+            ).astype(int)
+            size = self.config.data.prompt_length
+            prompts = corpus.sequences.tokens[rows, :size].tolist()
+            train = self._draw(
+                target, prompts, self.config.data.length, "target samples", 2
+            )
+            corpus = dataclasses.replace(corpus, train=train)
+        return corpus
 
     def _train_target(self, tokenizer, corpus: Corpus) -> Checkpoint:
         """A target from scratch: shallow first, then deeper."""

@@ -94,10 +94,7 @@ def train(args: Arguments[Config], workdir: Path, progress: Progress) -> Pair:
 
     labels, stage = CrossEntropy(), ask.distill.train
     standard = run.fit("draft", start, corpus, ask.draft.train, labels).checkpoint
-    objective, source = run.distillation(target)
-    distilled = run.fit(
-        "distillspec", standard, corpus, stage, objective, source, **teacher
-    )
+    distilled = run.distil("distillspec", standard, target, corpus, held_out)
     # The baseline gets as many steps; the other one as many seconds.
     as_long = equal_steps(stage, distilled)
     baseline = run.fit("cross_entropy", standard, corpus, as_long, labels, **teacher)

@@ -16,7 +16,7 @@ from specjax.divergences._divergences import (
     reverse_kl,
     tvd,
 )
-from specjax.divergences._resolve import Divergence, get, names, resolve
+from specjax.divergences._resolve import Divergence, get, names, parse, resolve
 
 __all__ = [
     "FLOOR",
@@ -25,6 +25,7 @@ __all__ = [
     "get",
     "jsd",
     "names",
+    "parse",
     "registry",
     "resolve",
     "reverse_kl",

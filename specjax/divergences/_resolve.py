@@ -1,6 +1,7 @@
 """Divergences by name, with their options bound."""
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +68,32 @@ def resolve(name: str, **options: Any) -> Divergence:
     bound = Divergence(name, tuple(sorted(options.items())))
     _check_values(bound)
     return bound
+
+
+def parse(text: str) -> Divergence:
+    """Reads a divergence as one writes it: `tvd`, or `jsd(beta=0.1)`.
+
+    Raises:
+        ValueError: an unknown name or option, or a text of another form.
+
+    Example:
+        >>> parse("jsd(beta=0.1)") == resolve("jsd", beta=0.1)
+        True
+    """
+    form = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text)
+    if form is None:
+        raise ValueError(f"a divergence is written name or name(x=1), got {text!r}")
+    options = {}
+    for part in filter(None, (form[2] or "").split(",")):
+        name, _, value = part.partition("=")
+        try:
+            options[name.strip()] = float(value)
+        except ValueError:
+            raise ValueError(
+                f"an option of a divergence is written x=1, got {part.strip()!r} in "
+                f"{text!r}"
+            ) from None
+    return resolve(form[1], **options)
 
 
 def _check_values(bound: Divergence) -> None:

@@ -174,9 +174,9 @@ def test_an_interrupted_run_goes_on_to_the_same_draft(finished, tmp_path, monkey
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (["--set", "distil.beta=1"], "distill.beta"),
+        (["--set", "distil.base=target"], "distill.base"),
         (["--set", "distill.divergence=jds"], "jsd"),
-        (["--set", "distill.beta=2"], "beta"),
+        (["--set", "distill.divergence=jsd(beta=2)"], "beta"),
         (["--set", "eval.gamma=0"], "gamma"),
         (["--target", "no/such/folder"], "no/such/folder"),
         (["--prompts", "packaged"], "--target"),
