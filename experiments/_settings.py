@@ -11,7 +11,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -36,6 +36,7 @@ def parse(
     presets: Mapping[str, C],
     shortcuts: Mapping[str, str] | None = None,
     description: str | None = None,
+    workdir: Callable[[str], str] = "runs/{}".format,
 ) -> Arguments[C]:
     """Reads an experiment's command line.
 
@@ -49,10 +50,10 @@ def parse(
         shortcuts: extra flags and the key each sets: `{"--target": "target.source"}`.
             `--seed` sets `seed`, if there is such a field.
         description: what `--help` says first; usually `__doc__`.
+        workdir: preset -> the default folder to write to.
 
     Returns:
-        The config, the folder to write to (default: `runs/` and the preset), and
-        whether to resume.
+        The config, the folder to write to, and whether to resume.
 
     Raises:
         ValueError: an unknown preset or key, or a value that its field cannot hold.
@@ -69,7 +70,7 @@ def parse(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--workdir", type=Path, help="default: runs/PRESET")
+    parser.add_argument("--workdir", type=Path, help=f"default: {workdir('PRESET')}")
     parser.add_argument(
         "--config", default=default, metavar="PRESET", help=", ".join(presets)
     )
@@ -103,7 +104,7 @@ def parse(
         )
     return Arguments(
         config=replace(presets[arguments.config], arguments.settings),
-        workdir=arguments.workdir or Path("runs", arguments.config),
+        workdir=arguments.workdir or Path(workdir(arguments.config)),
         resume=arguments.resume,
         preset=arguments.config,
     )

@@ -1,7 +1,6 @@
 """The stages of a DistillSpec run; each goes on from what the workdir holds of it."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -164,14 +163,26 @@ class Run:
         checkpoint = dataclasses.replace(start, params=params)
         return Trained(checkpoint, curve, done, result.seconds)
 
+    def text(self, target: Checkpoint, corpus: Corpus) -> Corpus:
+        """What distillation reads: the corpus, or text that the target wrote."""
+        ask = self.config.distill
+        return (
+            self.target_text(target, corpus)
+            if "target" in (ask.source, ask.base)
+            else corpus
+        )
+
     def distil(
-        self, name: str, start: Checkpoint, target: Checkpoint, corpus: Corpus, held_out
+        self,
+        name: str,
+        start: Checkpoint,
+        target: Checkpoint,
+        corpus: Corpus,
+        held_out: Sequences | None = None,
     ) -> Trained:
-        """Distils `start` as the settings say."""
+        """Distils `start` as the settings say, on `text(...)`."""
         ask = self.config.distill
         objective, reference = ask.resolve(), None
-        if "target" in (ask.source, ask.base):
-            corpus = self._target_text(target, corpus)
         if objective.needs_reference:
             # AdaSPEC's reference is a draft distilled in the plain way.
             reference = self.fit(
@@ -216,7 +227,7 @@ class Run:
             return distill.Mixture(fixed, mixed, ask.fraction, per="split")
         return fixed
 
-    def _target_text(self, target: Checkpoint, corpus: Corpus) -> Corpus:
+    def target_text(self, target: Checkpoint, corpus: Corpus) -> Corpus:
         """A corpus that the target wrote; one of answered prompts is that already."""
         if not corpus.train_prompts:
             rows = np.linspace(

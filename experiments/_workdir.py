@@ -25,7 +25,15 @@ _PACKAGES = (
     "specjax",
 )
 # Any of these is the trace of a run.
-_TRACES = ("config.json", "metrics.jsonl", "checkpoints", "draft", "report.json")
+_TRACES = (
+    "config.json",
+    "metrics.jsonl",
+    "checkpoints",
+    "draft",
+    "report.json",
+    "cells",
+    "grid.json",
+)
 _TRACEBACK = "SPECJAX_TRACEBACK"
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it

@@ -94,7 +94,8 @@ def train(args: Arguments[Config], workdir: Path, progress: Progress) -> Pair:
 
     labels, stage = CrossEntropy(), ask.distill.train
     standard = run.fit("draft", start, corpus, ask.draft.train, labels).checkpoint
-    distilled = run.distil("distillspec", standard, target, corpus, held_out)
+    text = run.text(target, corpus)
+    distilled = run.distil("distillspec", standard, target, text, held_out)
     # The baseline gets as many steps; the other one as many seconds.
     as_long = equal_steps(stage, distilled)
     baseline = run.fit("cross_entropy", standard, corpus, as_long, labels, **teacher)

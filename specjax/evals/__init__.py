@@ -7,6 +7,7 @@ from specjax.evals._cost_model import (
     break_even_alpha,
     speedup,
 )
+from specjax.evals._intervals import interval
 from specjax.evals._latency import Timing, measure, ratio
 from specjax.evals._lossless import AcceptAll, chi_square_of_loop, greedy_equality
 from specjax.evals._report import (
@@ -14,6 +15,7 @@ from specjax.evals._report import (
     markdown_table,
     number,
     plot_by_position,
+    plot_heat_map,
     plot_learning_curve,
     plot_speedup,
     settings_table,
@@ -34,11 +36,13 @@ __all__ = [
     "chi_square_of_loop",
     "compare",
     "greedy_equality",
+    "interval",
     "markdown_table",
     "measure",
     "number",
     "pass_costs",
     "plot_by_position",
+    "plot_heat_map",
     "plot_learning_curve",
     "plot_speedup",
     "ratio",

@@ -102,6 +102,44 @@ def plot_speedup(
     _finish(figure, axes, path, title)
 
 
+def plot_heat_map(
+    path: Path,
+    values: Mapping[tuple[str, str], float],
+    title: str,
+    labels: tuple[str, str, str],
+    texts: Mapping[tuple[str, str], str] | None = None,
+) -> None:
+    """A number for each (row, column), as a colour and in writing.
+
+    Args:
+        path: where to.
+        values: (row, column) -> number; missing cells stay empty.
+        title: of the picture.
+        labels: of the rows, of the columns, of the colours (with its unit).
+        texts: what to write in a cell; default the number.
+    """
+    rows = list(dict.fromkeys(row for row, _ in values))
+    columns = list(dict.fromkeys(column for _, column in values))
+    grid = [[values.get((r, c), math.nan) for c in columns] for r in rows]
+    figure = Figure(figsize=(2.2 + 1.3 * len(columns), 1.6 + 0.55 * len(rows)))
+    axes = figure.add_subplot()
+    image = axes.imshow(grid, cmap="viridis", aspect="auto")
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylabel(labels[0])
+    axes.set_xlabel(labels[1])
+    middle = (max(values.values()) + min(values.values())) / 2
+    for (r, c), value in values.items():
+        text = texts[r, c] if texts else number(value, 2)
+        colour = "black" if value > middle else "white"
+        where = columns.index(c), rows.index(r)
+        axes.text(*where, text, ha="center", va="center", color=colour, fontsize=8)
+    figure.colorbar(image, ax=axes, label=labels[2])
+    axes.set_title(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
 def _axes():
     figure = Figure(figsize=(6.4, 4.0))
     return figure, figure.add_subplot()

@@ -6,70 +6,19 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 import specjax
 from experiments import distillspec
-from experiments._config import run
-
-TINY = {
-    "target.size.hidden_size": 32,
-    "target.size.intermediate_size": 48,
-    "target.size.num_heads": 2,
-    "target.size.num_kv_heads": 1,
-    "target.size.head_dim": 16,
-    "target.size.num_layers": 1,
-    "target.grow_to": 2,
-    "target.train.steps": 24,
-    "target.grow.steps": 24,
-    "draft.size.hidden_size": 16,
-    "draft.size.intermediate_size": 16,
-    "draft.size.num_heads": 1,
-    "draft.size.head_dim": 16,
-    "draft.train.steps": 24,
-    "distill.train.steps": 24,
-    "distill.eval_every": 12,
-    "distill.equal_time": False,
-    "checkpoint_every": 8,
-    "batch_size": 4,
-    "data.vocab_size": 300,
-    "data.length": 48,
-    "data.max_chars": 300_000,
-    "data.held_out": 0.2,
-    "data.prompt_length": 16,
-    "eval.gamma": 2,
-    "eval.gammas": "1",
-    "eval.batches": "1",
-    "eval.prompts": 4,
-    "eval.curve_prompts": 1,
-    "eval.prompt_length": 16,
-    "eval.max_new_tokens": 12,
-    "eval.lossless_prompts": 4,
-}
-
-
-def arguments(workdir: Path, **changes) -> list[str]:
-    settings = {**TINY, **{k.replace("__", "."): v for k, v in changes.items()}}
-    sets = [part for k, v in settings.items() for part in ("--set", f"{k}={v}")]
-    return ["--workdir", str(workdir), *sets]
-
-
-def job(monkeypatch, arguments: list[str]) -> int:
-    """Runs the job in this process; returns its exit code."""
-    monkeypatch.setattr(sys, "argv", ["distillspec", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        run(distillspec.main)
-    return ended.value.code
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, arguments, job):
     """A finished run."""
     workdir = tmp_path_factory.mktemp("runs") / "tiny"
     with pytest.MonkeyPatch.context() as monkeypatch:
-        assert job(monkeypatch, arguments(workdir)) == 0
+        assert job(distillspec, monkeypatch, arguments(workdir)) == 0
     return workdir
 
 
@@ -133,16 +82,18 @@ def test_the_exported_pair_decodes(finished):
 
 
 def test_a_second_run_needs_resume_and_then_repeats_nothing(
-    finished, monkeypatch, capsys
+    finished, monkeypatch, capsys, arguments, job
 ):
-    assert job(monkeypatch, arguments(finished)) == 2
+    assert job(distillspec, monkeypatch, arguments(finished)) == 2
     assert "--resume" in capsys.readouterr().err
     before = (finished / "metrics.jsonl").read_text()
-    assert job(monkeypatch, [*arguments(finished), "--resume"]) == 0
+    assert job(distillspec, monkeypatch, [*arguments(finished), "--resume"]) == 0
     assert (finished / "metrics.jsonl").read_text() == before
 
 
-def test_an_interrupted_run_goes_on_to_the_same_draft(finished, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on_to_the_same_draft(
+    finished, tmp_path, monkeypatch, arguments, job
+):
     workdir = tmp_path / "interrupted"
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments.distillspec", *arguments(workdir)],
@@ -165,7 +116,7 @@ def test_an_interrupted_run_goes_on_to_the_same_draft(finished, tmp_path, monkey
     assert process.returncode == 130
     assert "--resume" in err
     assert not (workdir / "draft").exists()
-    assert job(monkeypatch, [*arguments(workdir), "--resume"]) == 0
+    assert job(distillspec, monkeypatch, [*arguments(workdir), "--resume"]) == 0
     assert (workdir / "draft" / "model.safetensors").read_bytes() == (
         finished / "draft" / "model.safetensors"
     ).read_bytes()
@@ -184,22 +135,24 @@ def test_an_interrupted_run_goes_on_to_the_same_draft(finished, tmp_path, monkey
     ],
 )
 def test_bad_settings_end_at_once_with_one_sentence(
-    tmp_path, monkeypatch, capsys, extra, message
+    tmp_path, monkeypatch, capsys, extra, message, arguments, job
 ):
-    assert job(monkeypatch, [*arguments(tmp_path / "x"), *extra]) == 2
+    assert job(distillspec, monkeypatch, [*arguments(tmp_path / "x"), *extra]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[-1].startswith("error: ") and message in lines[-1]
     assert not (tmp_path / "x" / "checkpoints").exists()
 
 
-def test_a_workdir_that_cannot_be_made_is_refused(tmp_path, monkeypatch, capsys):
+def test_a_workdir_that_cannot_be_made_is_refused(
+    tmp_path, monkeypatch, capsys, arguments, job
+):
     (tmp_path / "file").write_text("")
-    assert job(monkeypatch, arguments(tmp_path / "file" / "run")) == 2
+    assert job(distillspec, monkeypatch, arguments(tmp_path / "file" / "run")) == 2
     assert "cannot be written" in capsys.readouterr().err
 
 
 def test_prompts_are_answered_by_a_given_target_and_layers_of_it_draft(
-    tiny_folder, tmp_path, monkeypatch
+    tiny_folder, tmp_path, monkeypatch, arguments, job
 ):
     """The way of `--config smollm2`: a checkpoint, chat prompts, a draft of layers."""
     prompts = tmp_path / "prompts.jsonl"
@@ -208,7 +161,7 @@ def test_prompts_are_answered_by_a_given_target_and_layers_of_it_draft(
     workdir = tmp_path / "run"
     extra = ["--target", str(tiny_folder), "--prompts", str(prompts)]
     changes = {"draft__layers": "0", "data__length": 64, "data__prompt_length": 40}
-    assert job(monkeypatch, [*arguments(workdir, **changes), *extra]) == 0
+    assert job(distillspec, monkeypatch, [*arguments(workdir, **changes), *extra]) == 0
     report = json.loads((workdir / "report.json").read_text())
     assert report["target"] == str(tiny_folder)
     equal, held_out = report["lossless"]["greedy_equal"].split("/")
