@@ -17,7 +17,7 @@ from jax import Array
 
 from specjax.core import LMOutput, Params
 from specjax.distill._state import Batch, HeadedModel, Models, Policy, Sums
-from specjax.distill._term import Term, TokenView
+from specjax.distill._term import Term, TokenView, registry
 
 Scales = tuple[Array, ...]  # of each term: weight / loss tokens
 
@@ -76,8 +76,8 @@ class Objective:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """One name a term, for the metrics."""
-        kinds = [_snake(type(term).__name__) for _, term in self.terms]
+        """One name a term, for the metrics: the registered one."""
+        kinds = [_kind(term) for _, term in self.terms]
         return tuple(
             kind if kinds.count(kind) == 1 else f"{kind}_{kinds[:n].count(kind)}"
             for n, kind in enumerate(kinds)
@@ -101,6 +101,11 @@ class Objective:
                     f"the term {type(term).__name__} needs teacher=, got None"
                 )
             term.check(student, teacher)
+
+    def bind(self, student: HeadedModel, teacher: HeadedModel | None) -> "Objective":
+        """The same objective, its terms bound to these two."""
+        bound = [(weight, term.bind(student, teacher)) for weight, term in self.terms]
+        return Objective(*bound, chunk=self.chunk, monitor=self.monitor)
 
     def init(
         self, key: Array, student: HeadedModel, teacher: HeadedModel | None
@@ -137,10 +142,12 @@ class Objective:
         Returns:
             `sum_i scales_i * (sum of term i)`, and the sums of this micro-batch.
         """
-        outputs = _read(self, models, batch)
-        masks = self.masks(batch)
-        parts, monitored = _over_chunks(self, models, outputs, batch, masks)
-        for n, (_, term) in enumerate(self.terms):
+        teacher = None if models.teacher is None else models.teacher.model
+        bound = self.bind(models.student.model, teacher)
+        outputs = _read(bound, models, batch)
+        masks = bound.masks(batch)
+        parts, monitored = _over_chunks(bound, models, outputs, batch, masks)
+        for n, (_, term) in enumerate(bound.terms):
             more = term.per_batch(aux[n], outputs.student, outputs.teacher, batch)
             parts[n] = parts[n] if more is None else parts[n] + more
         weighted = [w * part for (w, _), part in zip(self.terms, parts, strict=True)]
@@ -357,5 +364,9 @@ def _count(mask: Array, on_policy: Array) -> dict[str, Array]:
     }
 
 
-def _snake(name: str) -> str:
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+def _kind(term: Term) -> str:
+    """The name that a term is registered under, or its class in small letters."""
+    for name in registry.names():
+        if registry.get(name) is type(term):
+            return name
+    return type(term).__name__.lower()

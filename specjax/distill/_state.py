@@ -16,7 +16,7 @@ from specjax.core import LanguageModel, LMOutput, Params, record, static_field
 
 
 class HeadedModel(LanguageModel, Protocol):
-    """A LanguageModel whose head can be called alone, for a few positions at a time."""
+    """A LanguageModel whose head can be called alone, and whose layers can be read."""
 
     def apply(
         self,
@@ -33,6 +33,10 @@ class HeadedModel(LanguageModel, Protocol):
 
     def unembed(self, params: Params, hidden: Array) -> Array:
         """Logits `[*B, V]` of `LMOutput.hidden [*B, D]`."""
+        ...
+
+    def feature_names(self) -> tuple[str, ...]:
+        """What `features` may name; "layers.0", "layers.1", ... are the blocks."""
         ...
 
 

@@ -42,6 +42,14 @@ class Term:
     def check(self, student: HeadedModel, teacher: HeadedModel | None) -> None:
         """Raises a ValueError where the term cannot work with these two."""
 
+    def bind(self, student: HeadedModel, teacher: HeadedModel | None) -> "Term":
+        """The same term, with what depends on the two models filled in.
+
+        Its layers by their full names, say, where it was told "the last". `features`
+        and `per_batch` are asked of what comes back.
+        """
+        return self
+
     def mask(self, batch: Batch) -> Array:
         """The tokens `[B, T]` that it counts."""
         return batch.mask
