@@ -108,7 +108,7 @@ class Run:
     ) -> Trained:
         """Trains `start` for a stage; with held-out text, a learning curve too."""
         ask, scored = self.config, objective.needs_teacher
-        student = dataclasses.replace(_headed(start), remat=ask.remat)
+        student = dataclasses.replace(cast(CausalLM, start.model), remat=ask.remat)
         step = distill.TrainStep(
             student,
             objective,
@@ -308,18 +308,17 @@ def equal_time(stage: Stage, distilled: Trained, baseline: Trained) -> Stage:
     return dataclasses.replace(stage, steps=steps, max_seconds=distilled.seconds)
 
 
-def held_out_nats(checkpoint: Checkpoint, text: Sequences | None) -> float | None:
-    """Cross-entropy of held-out text, nats a token; None without any."""
-    if text is None:
-        return None
+def held_out_quality(checkpoint: Checkpoint, text: Sequences) -> dict[str, float]:
+    """Cross-entropy of a text, nats a token, and how often the arg max is right."""
     probe = distill.TrainStep(
         _headed(checkpoint),
-        distill.Objective((1.0, distill.CrossEntropy()), monitor=False),
+        distill.CrossEntropy(),
         distill.make_optimizer(learning_rate=1.0),
     )
     rows = np.arange(min(256, len(text.tokens)))
     batches = [text.batch(rows[i : i + 32]) for i in range(0, len(rows), 32)]
-    return probe.evaluate(checkpoint.params, batches).as_dict()["loss"]
+    sums = probe.evaluate(checkpoint.params, batches).as_dict()
+    return {"nats": sums["loss"], "accuracy": sums["agreement"]}
 
 
 def _headed(checkpoint: Checkpoint) -> distill.HeadedModel:

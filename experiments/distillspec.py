@@ -44,7 +44,7 @@ from experiments._evaluation import (
     print_report,
     write_report,
 )
-from experiments._stages import Run, Trained, equal_steps, equal_time, held_out_nats
+from experiments._stages import Run, Trained, equal_steps, equal_time, held_out_quality
 from specjax import export, parallel
 from specjax.core import Checkpoint
 from specjax.distill import CrossEntropy
@@ -153,7 +153,7 @@ def losses(text, target: Checkpoint, drafts) -> dict[str, float | None]:
         return {}
     models = {"target": target, **drafts}
     return {
-        f"{name}: held-out nats a token": held_out_nats(model, text)
+        f"{name}: held-out nats a token": held_out_quality(model, text)["nats"]
         for name, model in models.items()
     }
 

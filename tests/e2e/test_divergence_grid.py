@@ -6,6 +6,8 @@ import pytest
 
 from experiments import divergence_grid
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def asked(arguments):
