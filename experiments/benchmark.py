@@ -13,6 +13,9 @@ Parts, each with its own lines in the table and in `--json FILE`:
 - pair: speculative over plain decoding for the pair that the main job left in
   `--pair` (default runs/quick), batch 1 and 8.
 - recompile: compilations in 100 rounds after warm-up. Expected: 0.
+- on_policy: generated tokens a second of an on-policy distillation step, SmolLM2-135M
+  teaching its own first 4 layers, against TRL's GKD trainer (extra `parity`).
+  Expected on a CPU: at least 3 times TRL's.
 
 The sides of a ratio take turns, compilation is kept apart, and every call is finished
 before the clock is read.
@@ -34,6 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 import specjax
+from experiments._benchmark_on_policy import on_policy
 from experiments._config import run, write_atomically
 from specjax import drafters, evals
 from specjax.core import Checkpoint, Sampling
@@ -294,6 +298,7 @@ PARTS = {
     "overhead": overhead,
     "pair": pair,
     "recompile": recompile,
+    "on_policy": on_policy,
 }
 
 if __name__ == "__main__":
