@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.core import LMOutput, Params
+from specjax.distill._chunks import cut_chunks, map_chunks
 from specjax.distill._state import Batch, HeadedModel, Models, Policy, Sums
 from specjax.distill._term import Term, TokenView, registry
 
@@ -151,7 +152,7 @@ class Objective:
             more = term.per_batch(aux[n], outputs.student, outputs.teacher, batch)
             parts[n] = parts[n] if more is None else parts[n] + more
         weighted = [w * part for (w, _), part in zip(self.terms, parts, strict=True)]
-        counts = [jnp.sum(mask, dtype=jnp.int32) for mask in masks]
+        counts = [term.count(batch) for _, term in bound.terms]
         loss = sum(s * part for s, part in zip(scales, parts, strict=True))
         sums = dataclasses.replace(
             Sums.zeros(),
@@ -173,8 +174,8 @@ class Objective:
     def count(self, batch: Batch) -> dict[str, Array]:
         """Loss tokens of each term: known before any model is run."""
         return {
-            name: jnp.sum(mask, dtype=jnp.int32)
-            for name, mask in zip(self.names, self.masks(batch), strict=True)
+            name: term.count(batch)
+            for name, (_, term) in zip(self.names, self.terms, strict=True)
         }
 
 
@@ -232,7 +233,7 @@ def _over_chunks(
     scores: list[Any] = [None] * len(terms)
     if any(type(term).score is not Term.score for term in terms):
         still = jax.lax.stop_gradient((hidden, labels, cached))
-        scores = jax.lax.stop_gradient(_map_chunks(score, still, size))
+        scores = jax.lax.stop_gradient(map_chunks(score, still, size))
     weights = [
         term.weigh(scored, batch) for term, scored in zip(terms, scores, strict=True)
     ]
@@ -261,7 +262,7 @@ def _over_chunks(
         return jax.tree.map(jnp.add, total, again(models, piece)), None
 
     zeros = [jnp.zeros(())] * len(terms), (jnp.zeros(()), jnp.zeros(()))
-    return jax.lax.scan(add, zeros, _chunks(pieces, size))[0]
+    return jax.lax.scan(add, zeros, cut_chunks(pieces, size))[0]
 
 
 @jax.tree_util.register_dataclass
@@ -315,32 +316,6 @@ def _monitor(view: TokenView, mask: Array) -> tuple[Array, Array]:
         overlap = jnp.sum(jnp.exp(jnp.minimum(log_p, log_q)), axis=-1)
     agreement = jnp.sum(same & mask).astype(jnp.float32)
     return agreement, jnp.sum(jnp.where(mask, overlap, 0.0))
-
-
-def _map_chunks(function, pieces, size: int):
-    """`function` of each chunk, its `[B, C, ...]` results put back in a row."""
-    width = jax.tree.leaves(pieces)[0].shape[1]
-    if size >= width:
-        return function(pieces)
-    out = jax.lax.map(function, _chunks(pieces, size))
-
-    def join(x: Array) -> Array:
-        x = jnp.moveaxis(x, 0, 1)
-        return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :width]
-
-    return jax.tree.map(join, out)
-
-
-def _chunks(pieces, size: int):
-    """`[B, T, ...]` as `[chunks, B, size, ...]`, padded with zeros (masked)."""
-
-    def cut(x: Array) -> Array:
-        more = [(0, 0)] * x.ndim
-        more[1] = (0, -x.shape[1] % size)
-        x = jnp.pad(x, more)
-        return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
-
-    return jax.tree.map(cut, pieces)
 
 
 def _argmax(x: Array) -> Array:

@@ -188,6 +188,9 @@ class Sums:
             for name, part in self.parts.items()
         }
         ratios = {name: sums[name] / tokens for name in ("agreement", "overlap")}
+        # A term may count only some of the tokens: how many is part of the news.
+        own = {f"tokens/{name}": int(count) for name, count in self.counts.items()}
+        own = {name: count for name, count in own.items() if count != sums["tokens"]}
         counts = ("tokens", "on_policy_tokens", "rows", "empty_rows", "skipped")
         return {
             "loss": sum(means.values()),
@@ -195,6 +198,7 @@ class Sums:
             **ratios,
             "grad_norm": sums["grad_norm"] / updates,
             **{name: sums[name] for name in counts},
+            **own,
         }
 
 

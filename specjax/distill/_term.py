@@ -6,6 +6,7 @@ Axes: B rows, T positions, C positions of a chunk, D width, V vocabulary.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
 from jax import Array
 
 from specjax.core import LMOutput, Params, Registry, record
@@ -32,8 +33,8 @@ class Term:
 
     A term overrides `per_token` (a loss at each position, from logits that are made a
     few positions at a time), `per_batch` (a loss from features of whole sequences), or
-    both. It is divided by the number of tokens in its own `mask`, over *all*
-    micro-batches of a step.
+    both. It is divided by its own `count` of tokens, over *all* micro-batches of a
+    step.
     """
 
     needs_teacher: ClassVar[bool] = False
@@ -53,6 +54,13 @@ class Term:
     def mask(self, batch: Batch) -> Array:
         """The tokens `[B, T]` that it counts."""
         return batch.mask
+
+    def count(self, batch: Batch) -> Array:
+        """Its loss tokens, what it is divided by: known before any model is run.
+
+        All of `mask`, unless the term takes a fixed number of those.
+        """
+        return jnp.sum(self.mask(batch), dtype=jnp.int32)
 
     def init(
         self, key: Array, student: HeadedModel, teacher: HeadedModel | None

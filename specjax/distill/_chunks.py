@@ -1,0 +1,34 @@
+"""A few positions at a time: what is made of each needs no memory of its own for all.
+
+Axes: B rows, T positions, C positions of a chunk.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+def map_chunks(function, pieces, size: int):
+    """`function` of each chunk, its `[B, C, ...]` results put back in a row."""
+    width = jax.tree.leaves(pieces)[0].shape[1]
+    if size >= width:
+        return function(pieces)
+    out = jax.lax.map(function, cut_chunks(pieces, size))
+
+    def join(x: Array) -> Array:
+        x = jnp.moveaxis(x, 0, 1)
+        return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :width]
+
+    return jax.tree.map(join, out)
+
+
+def cut_chunks(pieces, size: int):
+    """`[B, T, ...]` as `[chunks, B, size, ...]`, padded with zeros (masked)."""
+
+    def cut(x: Array) -> Array:
+        more = [(0, 0)] * x.ndim
+        more[1] = (0, -x.shape[1] % size)
+        x = jnp.pad(x, more)
+        return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
+
+    return jax.tree.map(cut, pieces)
