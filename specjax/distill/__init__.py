@@ -1,9 +1,11 @@
 """Distillation: data policies, objectives, the train step and its loop (level 5)."""
 
+from specjax.distill._adaspec import AdaSPEC
 from specjax.distill._batches import Batches, BatchFunction, BatchSource
 from specjax.distill._checkpoints import Checkpoints
 from specjax.distill._loop import Callback, TrainResult, train
 from specjax.distill._metrics import MetricsFile, read_metrics
+from specjax.distill._minillm import MiniLLM
 from specjax.distill._objective import Objective
 from specjax.distill._optimizers import (
     make_optimizer,
@@ -18,6 +20,7 @@ from specjax.distill._sources import (
     Source,
     StudentGenerated,
     TargetGenerated,
+    TeacherMixed,
     get_source,
     source_names,
 )
@@ -35,6 +38,7 @@ from specjax.distill._term import Term, TokenView
 from specjax.distill._term import registry as terms
 
 __all__ = [
+    "AdaSPEC",
     "Batch",
     "BatchFunction",
     "BatchSource",
@@ -47,6 +51,7 @@ __all__ = [
     "FixedCorpus",
     "HeadedModel",
     "MetricsFile",
+    "MiniLLM",
     "Mixture",
     "Models",
     "Objective",
@@ -55,6 +60,7 @@ __all__ = [
     "StudentGenerated",
     "Sums",
     "TargetGenerated",
+    "TeacherMixed",
     "Term",
     "TokenView",
     "TrainResult",

@@ -20,6 +20,9 @@ from jax import Array
 
 from specjax.core import Registry, Sampling
 from specjax.decoding import decode
+from specjax.distill._chunks import map_chunks
+from specjax.distill._mixed_model import mixed_policy
+from specjax.distill._response import at, log_law
 from specjax.distill._state import Batch, Behaviour, Models, Policy
 from specjax.ops import fold
 
@@ -190,6 +193,76 @@ class TargetGenerated(_Rollout):
         if models.teacher is None:
             raise ValueError("TargetGenerated needs a teacher, got none")
         return self._continue(models.teacher, fold(row_keys, 0), batch)[0], memory
+
+
+@_sources.register("teacher_mixed")
+@dataclass(frozen=True)
+class TeacherMixed(_Rollout):
+    """Draft and target write together, from alpha p + (1 - alpha) q, for `MiniLLM`.
+
+    The target's share keeps rollouts away from text that the draft likes and the target
+    does not know how to judge. Both laws are taken over the ids that both models have.
+    `sampling` shapes the mixture; it must leave chance in, as what is drawn gets
+    importance weights.
+
+    Attributes:
+        alpha: the target's share, in [0, 1). 0 leaves the target out: the tokens of
+            `StudentGenerated`, with their probabilities.
+        chunk: tokens whose logits are alive at once when the draft reads again what was
+            drawn; decoding itself holds those of one position of each row.
+
+    Reference: Gu et al., MiniLLM, arXiv 2306.08543, section 2.2, where alpha is 0.2.
+    """
+
+    alpha: float = 0.2
+    chunk: int = 1024
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.alpha < 1:
+            raise ValueError(f"alpha must be in [0, 1), got {self.alpha}")
+        if self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1 token, got {self.chunk}")
+        if isinstance(self.sampling.temperature, int | float) and (
+            self.sampling.temperature == 0
+        ):
+            raise ValueError(
+                "TeacherMixed weighs its tokens by their probability, which an arg max "
+                "does not have: sampling.temperature must be > 0, got 0"
+            )
+
+    @property
+    def tells_behaviour(self) -> bool:
+        """Yes."""
+        return True
+
+    def draw(self, step_key, row_keys, batch, models, memory) -> tuple[Batch, Any]:
+        """Samples of the mixture, with what mixture and draft thought of each token."""
+        if models.teacher is None:
+            raise ValueError("TeacherMixed needs a teacher, got none")
+        writer = mixed_policy(models.student, models.teacher, self.alpha)
+        keys = fold(row_keys, 0)
+        drawn, log_prob = self._continue(writer, keys, batch)
+        log_q = self._score(models.student, drawn, writer.model.vocab_size)
+        return dataclasses.replace(
+            drawn,
+            on_policy=jnp.ones_like(drawn.on_policy),
+            behaviour=Behaviour(log_prob, log_q),
+        ), memory
+
+    def _score(self, student: Policy, drawn: Batch, size: int) -> Array:
+        """Of each drawn token log q `[B, T]`, over the first `size` ids."""
+        model, params = student.model, jax.lax.stop_gradient(student.params)
+        hidden = model.apply(params, drawn.tokens)[0].hidden[:, :-1]
+
+        def score(piece) -> Array:
+            hidden, labels = piece
+            return at(log_law(model.unembed(params, hidden)[..., :size]), labels)
+
+        rows = drawn.tokens.shape[0]
+        labels = drawn.tokens[:, 1:]
+        log_q = map_chunks(score, (hidden, labels), max(1, self.chunk // rows))
+        return jnp.where(drawn.mask, jnp.pad(log_q, ((0, 0), (1, 0))), 0.0)
 
 
 @_sources.register("mixture")

@@ -207,7 +207,8 @@ def test_a_row_without_a_prompt_counts_nothing(toys, draw):
 
 
 def test_sources_by_name():
-    assert set(distill.source_names()) == {"fixed", "mixture", "student", "target"}
+    names = {"fixed", "mixture", "student", "target", "teacher_mixed"}
+    assert set(distill.source_names()) == names
     assert distill.get_source("student")(4, 8) == StudentGenerated(4, 8)
     with pytest.raises(ValueError, match="did you mean 'student'"):
         distill.get_source("studnt")
