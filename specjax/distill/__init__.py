@@ -3,6 +3,12 @@
 from specjax.distill._adaspec import AdaSPEC
 from specjax.distill._batches import Batches, BatchFunction, BatchSource
 from specjax.distill._checkpoints import Checkpoints
+from specjax.distill._features import (
+    AttentionTransfer,
+    HiddenState,
+    Hint,
+    PatientKD,
+)
 from specjax.distill._loop import Callback, TrainResult, train
 from specjax.distill._metrics import MetricsFile, read_metrics
 from specjax.distill._minillm import MiniLLM
@@ -13,6 +19,7 @@ from specjax.distill._optimizers import (
     optimizer_names,
     schedule_names,
 )
+from specjax.distill._relations import MiniLMv2, RelationalKD
 from specjax.distill._response import CrossEntropy, Distill
 from specjax.distill._sources import (
     FixedCorpus,
@@ -39,6 +46,7 @@ from specjax.distill._term import registry as terms
 
 __all__ = [
     "AdaSPEC",
+    "AttentionTransfer",
     "Batch",
     "BatchFunction",
     "BatchSource",
@@ -50,12 +58,17 @@ __all__ = [
     "Distill",
     "FixedCorpus",
     "HeadedModel",
+    "HiddenState",
+    "Hint",
     "MetricsFile",
     "MiniLLM",
+    "MiniLMv2",
     "Mixture",
     "Models",
     "Objective",
+    "PatientKD",
     "Policy",
+    "RelationalKD",
     "Source",
     "StudentGenerated",
     "Sums",
