@@ -3,6 +3,7 @@
 from specjax.distill._adaspec import AdaSPEC
 from specjax.distill._batches import Batches, BatchFunction, BatchSource
 from specjax.distill._checkpoints import Checkpoints
+from specjax.distill._configured import make_objective, make_term
 from specjax.distill._features import (
     AttentionTransfer,
     HiddenState,
@@ -80,8 +81,10 @@ __all__ = [
     "TrainState",
     "TrainStep",
     "get_source",
+    "make_objective",
     "make_optimizer",
     "make_schedule",
+    "make_term",
     "optimizer_names",
     "read_metrics",
     "schedule_names",
