@@ -66,6 +66,20 @@ CODE = """
             state, _ = step(state, rows, sharded)
         for x, place in zip(*map(jax.tree.leaves, (state.params, places)), strict=True):
             assert x.sharding.is_equivalent_to(place, x.ndim), (x.sharding, place)
+
+        sys.path.insert(0, sys.argv[4])  # every registered term, by itself
+        from tests.conformance import test_terms as terms
+
+        models, rows = terms.make_models(), terms.batch()
+        one = [terms.loss_and_gradient(*models, rows, n) for n in terms.INDICES]
+        with jax.set_mesh(mesh):
+            models = parallel.shard_params(models, mesh)
+            rows = jax.device_put(rows, parallel.batch_sharding(mesh))
+            many = [terms.loss_and_gradient(*models, rows, n) for n in terms.INDICES]
+        for name, a, b in zip(terms.NAMES, one, many, strict=True):
+            assert abs(a[0] - b[0]) < 1e-5 * abs(a[0]), (name, a[0], b[0])
+            error = terms.relative(a[1], b[1])
+            assert error < 1e-5, (name, error)
 """
 
 
@@ -87,6 +101,7 @@ def test_eight_devices_equal_one(rows, shapes):
             os.path.dirname(__file__),
             shapes,
             rows,
+            os.getcwd(),
         ],
         env={
             **os.environ,
