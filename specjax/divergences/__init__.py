@@ -16,7 +16,10 @@ from specjax.divergences._divergences import (
     reverse_kl,
     tvd,
 )
+from specjax.divergences._l1_ce import l1_ce
+from specjax.divergences._lk import lk, lk_alpha
 from specjax.divergences._resolve import Divergence, get, names, parse, resolve
+from specjax.divergences._skew import skew_forward_kl, skew_reverse_kl
 
 __all__ = [
     "FLOOR",
@@ -24,10 +27,15 @@ __all__ = [
     "forward_kl",
     "get",
     "jsd",
+    "l1_ce",
+    "lk",
+    "lk_alpha",
     "names",
     "parse",
     "registry",
     "resolve",
     "reverse_kl",
+    "skew_forward_kl",
+    "skew_reverse_kl",
     "tvd",
 ]

@@ -41,8 +41,8 @@ def forward_kl(
     Returns:
         Nats, one value for each entry of the batch axes.
     """
-    log_p, log_q = _widen(log_p), _widen(log_q)
-    return jnp.sum(jnp.exp(log_p) * (_finite(log_p) - _finite(log_q)), axis=-1)
+    log_p, log_q = widen(log_p), widen(log_q)
+    return jnp.sum(jnp.exp(log_p) * (finite(log_p) - finite(log_q)), axis=-1)
 
 
 @registry.register("reverse_kl")
@@ -96,14 +96,14 @@ def jsd(
             f"beta must be inside (0, 1), got {beta}: the divergence is 0 at both ends;"
             " its limits are forward_kl (JSD / beta) and reverse_kl (JSD / (1 - beta))"
         )
-    log_p, log_q = _widen(log_p), _widen(log_q)
+    log_p, log_q = widen(log_p), widen(log_q)
     p, q = jnp.exp(log_p), jnp.exp(log_q)
     # Where the mixture underflows so do p and q, and the token counts nothing. (The
     # logaddexp of the logarithms costs half as much again.)
     mixture = beta * p + (1 - beta) * q
     log_m = jnp.log(jnp.maximum(mixture, jnp.finfo(mixture.dtype).tiny))
-    from_p = jnp.sum(p * (_finite(log_p) - log_m), axis=-1)
-    from_q = jnp.sum(q * (_finite(log_q) - log_m), axis=-1)
+    from_p = jnp.sum(p * (finite(log_p) - log_m), axis=-1)
+    from_q = jnp.sum(q * (finite(log_q) - log_m), axis=-1)
     return beta * from_p + (1 - beta) * from_q
 
 
@@ -122,14 +122,15 @@ def tvd(log_p: Float[Array, "*B V"], log_q: Float[Array, "*B V"]) -> Float[Array
     Returns:
         A number in [0, 1] for each entry of the batch axes.
     """
-    log_p, log_q = _widen(log_p), _widen(log_q)
+    log_p, log_q = widen(log_p), widen(log_q)
     return 0.5 * jnp.sum(jnp.abs(jnp.exp(log_p) - jnp.exp(log_q)), axis=-1)
 
 
-def _widen(log_x: Array) -> Array:
+def widen(log_x: Array) -> Array:
+    """At least float32."""
     return log_x.astype(jnp.promote_types(log_x.dtype, jnp.float32))
 
 
-def _finite(log_x: Array) -> Array:
+def finite(log_x: Array) -> Array:
     """Floors `-inf`, so that no product or difference of it is NaN."""
     return jnp.maximum(log_x, FLOOR)
