@@ -1,7 +1,7 @@
 """Relation-based terms: how rows, or tokens, stand to each other.
 
-Axes: B rows (I, J, K among each other), T positions (S those looked at), D width,
-A relation heads.
+Axes: B rows (I, J, K among each other), T positions (C of a chunk, S those looked at),
+D width, A relation heads, H their size.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from jax import Array
 from specjax import divergences
 from specjax.core import LMOutput, Params
 from specjax.distill import _layers
+from specjax.distill._chunks import cut_chunks
 from specjax.distill._layers import LayerTerm
 from specjax.distill._state import Batch, HeadedModel
 from specjax.distill._term import registry
@@ -163,8 +164,8 @@ class MiniLMv2(LayerTerm):
     token is `KL(teacher's || student's)`, the mean over A and the sum over relations.
     Queries and keys are taken after the rotation of their positions.
 
-    Memory: `[B, A, T, T]` of both, for one relation at a time (made again for the
-    gradient).
+    Memory: of `[B, A, T, T]` only `chunk` of the T tokens are alive at once, and made
+    again for the gradient.
 
     Attributes:
         layers: see `LayerTerm`; default the last of each. Of large teachers the paper
@@ -173,22 +174,24 @@ class MiniLMv2(LayerTerm):
             More than there are heads helps (the paper: 48 for 12 heads, 64 for 16).
             Default: the teacher's query heads.
         relations: of "query", "key" and "value".
+        chunk: tokens whose relations are alive at once; None: all.
 
     Raises:
-        ValueError: relation_heads below 1, or unknown or repeated relations.
+        ValueError: relation_heads or chunk below 1, or unknown or repeated relations.
 
     Reference: Wang et al., arXiv 2012.15828, section 3.
     """
 
     relation_heads: int | None = None
     relations: tuple[str, ...] = ("query", "key", "value")
+    chunk: int | None = 64
 
     def __post_init__(self):
         super().__post_init__()
-        if self.relation_heads is not None and self.relation_heads < 1:
-            raise ValueError(
-                f"relation_heads must be at least 1, got {self.relation_heads}"
-            )
+        for name in ("relation_heads", "chunk"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1 or None, got {value}")
         known = ("query", "key", "value")
         given = tuple(self.relations)
         if not given or len(set(given)) < len(given) or not set(given) <= set(known):
@@ -235,17 +238,12 @@ class MiniLMv2(LayerTerm):
         self, aux: Params, student: LMOutput, teacher: LMOutput | None, batch: Batch
     ) -> Array:
         """See `Term`."""
-        heads = self.relation_heads
-        assert heads is not None  # bound
-
-        @jax.checkpoint
-        def one(u: Array, v: Array) -> Array:
-            theirs, ours = _relation(v, heads), _relation(u, heads)
-            return jnp.mean(divergences.forward_kl(theirs, ours), axis=1)
-
-        pairs = _layers.read(self._pairs, student, teacher)
-        loss = sum(one(u, v) for u, v in pairs)
-        return _layers.masked_sum(self.mask(batch), jnp.asarray(loss))
+        assert self.relation_heads is not None  # bound
+        loss = jnp.zeros(())
+        for pair in _layers.read(self._pairs, student, teacher):
+            ours, theirs = (_split(x, self.relation_heads) for x in pair)
+            loss += _relation_loss(ours, theirs, self.mask(batch), self.chunk)
+        return loss
 
     @property
     def _pairs(self) -> _layers.Pairs:
@@ -257,13 +255,47 @@ class MiniLMv2(LayerTerm):
         )
 
 
-def _relation(x: Array, heads: int) -> Array:
-    """Log-softmax `[B, A, T, S]` of what each token has in common with those up to it.
+def _split(x: Array, heads: int) -> Array:
+    """`[B, T, D]` as `[B, T, A, D / A]`."""
+    return x.reshape(*x.shape[:2], heads, -1)
 
-    What it may not look at is at `-inf`.
+
+def _relation_loss(ours: Array, theirs: Array, mask: Array, chunk: int | None) -> Array:
+    """The sum over counted tokens of the mean over A of KL(theirs || ours).
+
+    Args:
+        ours: `[B, T, A, H]` of the student.
+        theirs: the same of the teacher, with an H of its own.
+        mask: `[B, T]`, the counted tokens.
+        chunk: see `MiniLMv2`.
     """
-    batch, tokens, width = x.shape
-    x = x.reshape(batch, tokens, heads, width // heads)
-    scores = jnp.einsum("BTAH,BSAH->BATS", x, x) / math.sqrt(width // heads)
-    seen = jnp.tril(jnp.ones((1, 1, tokens, tokens), bool))
-    return jax.nn.log_softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+    tokens = mask.shape[1]
+    index = jnp.broadcast_to(jnp.arange(tokens), (1, tokens))
+
+    @jax.checkpoint
+    def add(total: Array, piece) -> tuple[Array, None]:
+        (u, v, mask), index = piece
+        log_q, log_p = _relation(u, ours, index[0]), _relation(v, theirs, index[0])
+        loss = jnp.mean(divergences.forward_kl(log_p, log_q), axis=1)
+        return total + _layers.masked_sum(mask, loss), None
+
+    size = min(chunk or tokens, tokens)
+    pieces = cut_chunks(((ours, theirs, mask), index), size)
+    return jax.lax.scan(add, jnp.zeros(()), pieces)[0]
+
+
+def _relation(x: Array, others: Array, index: Array) -> Array:
+    """Log-softmax of what tokens have in common with those up to each.
+
+    Args:
+        x: `[B, C, A, H]` of C tokens.
+        others: `[B, S, A, H]` of all.
+        index: `[C]`, which of all those C are.
+
+    Returns:
+        `[B, A, C, S]`; what a token may not look at is at `-inf`.
+    """
+    scores = jnp.einsum("BCAH,BSAH->BACS", x, others) / math.sqrt(x.shape[-1])
+    seen = jnp.arange(others.shape[1])[None, :] <= index[:, None]
+    scores = jnp.where(seen[None, None], scores, -jnp.inf)
+    return jax.nn.log_softmax(scores, axis=-1)

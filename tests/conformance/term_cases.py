@@ -23,6 +23,7 @@ CASES: dict[str, list[dict]] = {
         },
     ],
     "attention_transfer": [{"layers": [["layers.0", "layers.2"]]}],
+    "minilm_v2": [{"chunk": 5}],
     "patient_kd": [
         {"project": True},
         {"project": True, "positions": "all", "layers": "last", "reduction": "mean"},

@@ -101,7 +101,7 @@ def test_eight_devices_equal_one(rows, shapes):
             os.path.dirname(__file__),
             shapes,
             rows,
-            os.getcwd(),
+            os.path.abspath(f"{os.path.dirname(__file__)}/../.."),
         ],
         env={
             **os.environ,

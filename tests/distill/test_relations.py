@@ -17,7 +17,7 @@ PAIR = (("layers.0", "layers.0"),)
 
 
 def output(**features):
-    named = {name.replace("_", "."): jnp.asarray(x) for name, x in features.items()}
+    named = {name.replace("_", "."): x for name, x in features.items()}
     return LMOutput(jnp.zeros(()), jnp.zeros(()), named)
 
 
@@ -190,9 +190,10 @@ def test_minilm_equals_a_float64_oracle(heads, relations):
         student[f"layers_0_{part}"] = u.astype(np.float32)
         teacher[f"layers_0_{part}"] = v.astype(np.float32)
         expected += minilm_oracle(u, v, heads, batch.mask)
-    term = distill.MiniLMv2(PAIR, heads, relations)
-    found = mean(term, output(**student), output(**teacher), batch)
-    assert found == pytest.approx(expected, rel=1e-5)
+    for chunk in (None, 4):  # 6 tokens: the last chunk is padded
+        term = distill.MiniLMv2(PAIR, heads, relations, chunk)
+        found = mean(term, output(**student), output(**teacher), batch)
+        assert found == pytest.approx(expected, rel=1e-5)
     swapped = mean(term, output(**teacher), output(**student), batch)
     assert abs(swapped / found - 1) > 1e-3
 
@@ -207,6 +208,25 @@ def test_minilm_of_two_tokens_by_hand():
     found = mean(term, output(layers_0_value=u), output(layers_0_value=v), batch)
     expected = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_whole_relations_are_never_alive():
+    """No array of the compiled gradient holds `[B, A, T, T]`, of any relation."""
+    batch = Batch.of(np.zeros((2, 256)))
+    x = jax.ShapeDtypeStruct((2, 256, 4, 16), jnp.float32)
+    features = {f"layers_0_{part}": x for part in ("query", "key", "value")}
+    whole = 2 * 8 * 256 * 256 * 4
+
+    def temporary(chunk):
+        term = distill.MiniLMv2(PAIR, 8, chunk=chunk)
+
+        def loss(u, v):
+            return term.per_batch((), output(**u), output(**v), batch)
+
+        compiled = jax.jit(jax.grad(loss)).lower(features, features).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(16) < whole < temporary(None) / 2
 
 
 def test_equal_relations_lose_nothing(toys, step_of):
@@ -233,6 +253,7 @@ def test_relation_heads_are_the_teachers_unless_given(toys):
         (lambda: distill.RelationalKD(angle_weight=-1), "must be >= 0"),
         (lambda: distill.RelationalKD(PAIR, 0, 0), "one of them above 0, got 0 and 0"),
         (lambda: distill.MiniLMv2(relation_heads=0), "relation_heads must be at least"),
+        (lambda: distill.MiniLMv2(chunk=0), "chunk must be at least 1 or None, got 0"),
         (lambda: distill.MiniLMv2(relations=("querry",)), "must be some of .*querry"),
         (lambda: distill.MiniLMv2(relations=()), "must be some of"),
         (lambda: distill.MiniLMv2(relations=("key", "key")), "must be some of"),
