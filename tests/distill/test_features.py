@@ -258,6 +258,29 @@ def test_projections_belong_to_the_evaluation(toys, step_of):
         step.evaluate(state.params, batches, toys.target_params)
 
 
+def test_projections_resume_with_the_student(toys, step_of, tmp_path):
+    """Two steps straight equal one, a checkpoint, and one more: bit for bit."""
+    both = [(1.0, distill.CrossEntropy()), (1.0, distill.HiddenState(project=True))]
+    step, batch = step_of(objective=distill.Objective(*both)), Batch.of(toys.corpus())
+
+    def after(state):
+        return step(state, batch, toys.target_params)[0]
+
+    start = step.init(jax.random.key(0), toys.draft_params)
+    before = jax.device_get(start.aux)
+    first = after(start)
+    with distill.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(first, {})
+        fresh = step.init(jax.random.key(1), toys.draft_params)
+        restored, _ = checkpoints.restore(fresh)
+    straight, resumed = after(first), after(restored)
+    assert (straight.aux[1][0] != before[1][0]).all()
+    for name in ("params", "aux", "opt_state"):
+        trees = getattr(straight, name), getattr(resumed, name)
+        for a, b in zip(*map(jax.tree.leaves, trees), strict=True):
+            assert np.array_equal(a, b), name
+
+
 @pytest.mark.parametrize(
     "make, match",
     [
