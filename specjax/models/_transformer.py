@@ -25,6 +25,12 @@ class CausalLM:
     Parameter names are those of Hugging Face with `layers.0` written `layers_0`
     (`specjax.models.convert` maps them).
 
+    Attributes:
+        config: sizes and options.
+        remat: make each block's activations again in the backward pass, for memory. XLA
+            minds memory on GPU and TPU; on a CPU only when it is asked to, by
+            `XLA_FLAGS=--xla_cpu_scheduler_type=CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED`.
+
     Example:
         >>> config = ModelConfig(vocab_size=11, hidden_size=8, intermediate_size=16,
         ...     num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4)
@@ -37,7 +43,7 @@ class CausalLM:
     """
 
     config: ModelConfig
-    remat: bool = False  # make each block's activations again in the backward pass
+    remat: bool = False
 
     @property
     def vocab_size(self) -> int:

@@ -128,27 +128,6 @@ def test_chunks_change_nothing(fixed, uneven, term, chunk):
     assert relative(gradient, chunked) < 2e-6
 
 
-def test_whole_logits_are_never_alive(toys, step_of):
-    """No array of the compiled gradient holds the logits of all positions."""
-    wide = toys.language_model(vocab_size=4096)
-    objective = Objective((1.0, distill.Distill()), chunk=64)
-    step = step_of(student=wide, teacher=wide, objective=objective)
-    params = jax.eval_shape(wide.init, jax.random.key(0))
-    batch = Batch.of(np.zeros((4, 64)))
-
-    def loss(params, teacher_params):
-        models = Models(Policy(params, wide), Policy(teacher_params, wide))
-        return step.loss.measure(models, batch)[0]
-
-    compiled = jax.jit(jax.grad(loss)).lower(params, params).compile()
-    whole = 4 * 64 * 4096 * 4
-    assert compiled.memory_analysis().temp_size_in_bytes < 2 * whole
-    objective = Objective((1.0, distill.Distill()), chunk=None)
-    step = step_of(student=wide, teacher=wide, objective=objective)
-    compiled = jax.jit(jax.grad(loss)).lower(params, params).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes > 2 * whole
-
-
 @pytest.mark.parametrize("objective", [distill.Distill, distill.CrossEntropy])
 def test_padding_changes_nothing(toys, fixed, uneven, objective):
     """https://github.com/peremartra/optipfair/issues/34"""
