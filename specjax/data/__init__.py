@@ -14,23 +14,39 @@ from specjax.data._completions import (
     completion_mask,
     pad_examples,
 )
-from specjax.data._corpus import Document, read_folder, split, standard_library
+from specjax.data._conversations import (
+    Conversation,
+    chat_examples,
+    load_conversations,
+    text_examples,
+)
+from specjax.data._corpus import (
+    Document,
+    load_documents,
+    read_folder,
+    split,
+    standard_library,
+)
 from specjax.data._packing import Batches, pack, pad_prompts
 from specjax.data._prompts import Prompt, load_prompts, packaged_prompts
 from specjax.data._tokenizer import encode, train_bpe
 
 __all__ = [
     "Batches",
+    "Conversation",
     "Document",
     "EncodedPrompts",
     "Example",
     "PaddedExamples",
     "Prompt",
     "chat_example",
+    "chat_examples",
     "chat_prompts",
     "completion_example",
     "completion_mask",
     "encode",
+    "load_conversations",
+    "load_documents",
     "load_prompts",
     "pack",
     "packaged_prompts",
@@ -40,6 +56,7 @@ __all__ = [
     "render",
     "split",
     "standard_library",
+    "text_examples",
     "text_prompts",
     "train_bpe",
 ]

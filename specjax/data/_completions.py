@@ -37,6 +37,11 @@ class PaddedExamples:
     num_cut: int
     num_dropped: int
 
+    @property
+    def prompt_lengths(self) -> np.ndarray:
+        """`[B]` int32: where the loss begins, and a rollout takes over."""
+        return self.mask.argmax(axis=1).astype(np.int32)
+
 
 def completion_mask(
     tokens: Int[np.ndarray, "B T"],

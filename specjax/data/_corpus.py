@@ -9,6 +9,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from specjax.core import near
+from specjax.data._prompts import find_field
+from specjax.data._rows import read_rows
+
 _SUFFIXES = (".py", ".rst", ".txt")
 # Tests and code tables are repetitive; the rest is not part of the library.
 _STANDARD_LIBRARY_EXCLUDED = frozenset(
@@ -103,6 +107,52 @@ def read_folder(
             f"the corpus folder {folder} holds no text in files named "
             + ", ".join("*" + s for s in suffixes)
         )
+    return _limit(documents, max_chars)
+
+
+def load_documents(
+    source: str | os.PathLike,
+    *,
+    field: str | None = None,
+    split: str | None = None,
+    subset: str | None = None,
+    max_chars: int | None = None,
+) -> list[Document]:
+    """Reads texts to pack, from what `load_prompts` reads: a row is a document.
+
+    Args:
+        source: as in `load_prompts`; a `.txt` file is one document.
+        field: the field with the text; None: `text`, or `content`.
+        split: as in `load_prompts`.
+        subset: as in `load_prompts`.
+        max_chars: as in `standard_library`.
+
+    Returns:
+        The documents; each is named for the source and its place there.
+
+    Raises:
+        FileNotFoundError: the file is missing.
+        ValueError: no text, an unknown field, or a row that cannot be read.
+    """
+    source = os.fspath(source)
+    path, documents = Path(source).expanduser(), []
+    if path.suffix == ".txt" and path.is_file():
+        rows = iter([(source, {"text": _read(path)})])
+    else:
+        rows = read_rows(source, split, subset, None)
+    for number, (where, row) in enumerate(rows, 1):
+        field = field or find_field(where, row, ("text", "content"), "field")
+        if field not in row:
+            raise ValueError(f"{where}: unknown field {field!r}; {near(field, row)}")
+        text = row[field]
+        if not isinstance(text, str):
+            raise ValueError(
+                f"{where}, field {field!r}: expected a text, got {str(text)[:40]!r}"
+            )
+        if text.strip():
+            documents.append(Document(f"{path.name}:{number}", text))
+    if not documents:
+        raise ValueError(f"{source} holds no text in UTF-8")
     return _limit(documents, max_chars)
 
 

@@ -1,24 +1,18 @@
 """Prompts: from a file, a data set, or the set that comes with the package."""
 
-import importlib.resources
 import itertools
-import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from specjax.core import near
+from specjax.data._rows import PACKAGED, Row, read_rows
 
-PACKAGED = "packaged"
 # Looked for in this order where no field is named.
 FIELDS = ("prompt", "question", "text", "messages", "conversations", "turns")
-_FILE_TYPES = (".jsonl", ".txt", ".parquet")
 
 Message = Mapping[str, str]  # {"role": "user", "content": "..."}
-Row = tuple[str, Mapping[str, Any]]  # where it stands, for errors, and what it holds
 
 
 @dataclass(frozen=True)
@@ -71,8 +65,10 @@ def load_prompts(
     list of texts, the user's turns, of which the first is taken.
 
     Args:
-        source: `packaged`; a `.jsonl`, `.parquet` or `.txt` file (one prompt a line);
-            or a data set's id on the Hugging Face hub.
+        source: `packaged`; a `.jsonl` file, a `.json` array of objects or texts, a
+            `.csv` file with a header (lists in it as JSON), a `.parquet` file, a `.txt`
+            file (one prompt a line); a folder that `Dataset.save_to_disk` wrote; or a
+            data set's id on the Hugging Face hub.
         field: the field with the prompt; None: the first there is of `prompt`,
             `question`, `text`, `messages`, `conversations` and `turns`.
         split: of a data set (default: `train`); of a file, the rows whose field
@@ -95,156 +91,62 @@ def load_prompts(
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1 prompt or None, got {limit}")
     source = os.fspath(source)
-    rows = _rows(source, split, subset, limit)
+    rows = read_rows(source, split, subset, limit)
     prompts = list(itertools.islice(_prompts(rows, field), limit))
     if not prompts:
         raise ValueError(f"{source} holds no prompts")
     return prompts
 
 
-def _rows(
-    source: str, split: str | None, subset: str | None, limit: int | None
-) -> Iterator[Row]:
-    if source == PACKAGED:
-        file = importlib.resources.files("specjax.data") / "chat_prompts.jsonl"
-        text = file.read_text(encoding="utf-8")
-        return _of_split(_json_rows("chat_prompts.jsonl", text), split or "train")
-    path = Path(source).expanduser()
-    if path.is_file():
-        return _of_split(_file_rows(path), split)
-    if path.is_dir():
-        raise ValueError(
-            f"{source} is a folder; name a file, one of " + ", ".join(_FILE_TYPES)
-        )
-    is_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source)
-    if path.suffix in (*_FILE_TYPES, ".json") or not is_id:
-        raise FileNotFoundError(f"the prompt file {source} does not exist")
-    return _data_set_rows(source, split or "train", subset, limit)
-
-
-def _file_rows(path: Path) -> Iterator[Row]:
-    if path.suffix == ".parquet":
-        return _parquet_rows(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not a text in UTF-8") from None
-    if path.suffix == ".jsonl":
-        return _json_rows(str(path), text)
-    if path.suffix == ".txt":
-        return _text_rows(str(path), text)
-    raise ValueError(
-        f"{path}: prompts are read from " + ", ".join(_FILE_TYPES) + " files"
-    )
-
-
-def _text_rows(name: str, text: str) -> Iterator[Row]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield f"{name}, line {number}", {"text": line.strip()}
-
-
-def _json_rows(name: str, text: str) -> Iterator[Row]:
-    # Not splitlines: a JSON text may hold other line separators than \n.
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{name}, line {number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{where} is not JSON: {error.msg} at character {error.pos + 1}"
-            ) from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{where}: expected an object, got {line.strip()[:40]}")
-        yield where, row
-
-
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    import datasets  # slow to import, and most runs do not need it
-
-    try:
-        # Streaming leaves no copy in the user's cache.
-        rows = datasets.load_dataset(
-            "parquet", data_files=str(path), split="train", streaming=True
-        )
-        for number, row in enumerate(rows, 1):
-            yield f"{path}, row {number}", row
-    except Exception as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {error}") from error
-
-
-def _data_set_rows(
-    source: str, split: str, subset: str | None, limit: int | None
-) -> Iterator[Row]:
-    import datasets
-
-    try:
-        rows = datasets.load_dataset(
-            source, subset, split=split, streaming=limit is not None
-        )
-    except Exception as error:
-        raise ValueError(
-            f"{source} is neither a file here nor a data set that could be loaded: "
-            f"{error}"
-        ) from error
-    for number, row in enumerate(rows, 1):
-        yield f"{source}, row {number}", row
-
-
-def _of_split(rows: Iterator[Row], split: str | None) -> Iterator[Row]:
-    if split is None:
-        yield from rows
-        return
-    found, seen = False, set()
-    for where, row in rows:
-        if "split" not in row:
-            raise ValueError(f"{where} has no field 'split' to choose {split!r} by")
-        seen.add(str(row["split"]))
-        if row["split"] == split:
-            found = True
-            yield where, row
-    if seen and not found:
-        raise ValueError(f"unknown split {split!r}; {near(split, seen)}")
-
-
 def _prompts(rows: Iterator[Row], field: str | None) -> Iterator[Prompt]:
     for where, row in rows:
-        if field is None:
-            field = next((name for name in FIELDS if name in row), None)
-            if field is None:
-                raise ValueError(
-                    f"{where}: none of the fields {', '.join(FIELDS)}; name one with "
-                    f"field=..., there are {', '.join(row) or 'none'}"
-                )
-        if field not in row:
-            raise ValueError(f"{where}: unknown field {field!r}; {near(field, row)}")
-        category = row.get("category")
-        yield Prompt(
-            _messages(f"{where}, field {field!r}", row[field]),
-            category if isinstance(category, str) else "",
-        )
+        field = field or find_field(where, row, FIELDS, "field")
+        messages = read_messages(where, row, field)
+        while messages and messages[-1]["role"] == "assistant":
+            messages.pop()
+        if not messages or not messages[-1]["content"].strip():
+            raise ValueError(f"{where}, field {field!r}: the prompt is empty")
+        yield Prompt(tuple(messages), read_category(row))
 
 
-def _messages(where: str, value: Any) -> tuple[Message, ...]:
-    """The conversation that a field's value stands for, up to the model's turn."""
-    if isinstance(value, str):
-        messages = [{"role": "user", "content": value}]
-    elif isinstance(value, Sequence) and value and isinstance(value[0], str):
-        messages = [{"role": "user", "content": value[0]}]
-    elif isinstance(value, Sequence) and all(isinstance(m, Mapping) for m in value):
-        messages = [_message(where, m) for m in value]
-    else:
+def find_field(
+    where: str, row: Mapping[str, Any], known: Sequence[str], argument: str
+) -> str:
+    """The first of the known fields that a row has."""
+    found = next((name for name in known if name in row), None)
+    if found is None:
         raise ValueError(
-            f"{where}: expected a text, a list of messages or a list of texts, "
-            f"got {str(value)[:40]!r}"
+            f"{where}: none of the fields {', '.join(known)}; name one with "
+            f"{argument}=..., there are {', '.join(row) or 'none'}"
         )
-    while messages and messages[-1]["role"] == "assistant":
-        messages.pop()
-    if not messages or not messages[-1]["content"].strip():
-        raise ValueError(f"{where}: the prompt is empty")
-    return tuple(messages)
+    return found
+
+
+def read_category(row: Mapping[str, Any]) -> str:
+    """What kind of prompt it is, if the row says so."""
+    category = row.get("category")
+    return category if isinstance(category, str) else ""
+
+
+def read_messages(where: str, row: Mapping[str, Any], field: str) -> list[Message]:
+    """The conversation that a field's value stands for.
+
+    Raises:
+        ValueError: there is no such field, or it holds something else.
+    """
+    if field not in row:
+        raise ValueError(f"{where}: unknown field {field!r}; {near(field, row)}")
+    where, value = f"{where}, field {field!r}", row[field]
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if isinstance(value, Sequence) and value and isinstance(value[0], str):
+        return [{"role": "user", "content": value[0]}]
+    if isinstance(value, Sequence) and all(isinstance(m, Mapping) for m in value):
+        return [_message(where, m) for m in value]
+    raise ValueError(
+        f"{where}: expected a text, a list of messages or a list of texts, "
+        f"got {str(value)[:40]!r}"
+    )
 
 
 def _message(where: str, message: Mapping[str, Any]) -> Message:

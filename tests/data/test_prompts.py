@@ -107,6 +107,82 @@ def test_parquet(tmp_path):
         load_prompts(path)
 
 
+def test_a_stream_that_breaks_off_says_so(monkeypatch):
+    import datasets
+
+    def rows():
+        yield {"prompt": "one"}
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows())
+    with pytest.raises(ValueError, match=r"owner/name is neither .*: gone"):
+        load_prompts("owner/name")
+    assert load_prompts("owner/name", limit=1) == [Prompt.of("one")]
+
+
+def test_a_saved_data_set(tmp_path):
+    import datasets
+
+    rows = [{"question": "one", "split": "a"}, {"question": "two", "split": "b"}]
+    one = datasets.Dataset.from_list(rows)
+    one.save_to_disk(tmp_path / "one")
+    assert [p.text for p in load_prompts(tmp_path / "one")] == ["one", "two"]
+    assert [p.text for p in load_prompts(tmp_path / "one", split="b")] == ["two"]
+    both = datasets.DatasetDict(train=one.select([0]), test=one.select([1]))
+    both.save_to_disk(tmp_path / "both")
+    assert [p.text for p in load_prompts(tmp_path / "both")] == ["one"]
+    assert [p.text for p in load_prompts(tmp_path / "both", split="test")] == ["two"]
+    with pytest.raises(ValueError, match="unknown split 'tset'; did you mean 'test'"):
+        load_prompts(tmp_path / "both", split="tset")
+    (tmp_path / "one" / "state.json").write_text("{")
+    with pytest.raises(ValueError, match="one cannot be read as a saved data set"):
+        load_prompts(tmp_path / "one")
+
+
+def test_a_json_array_holds_objects_or_texts(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"prompt": "one\u2028", "category": "c"}], indent=1))
+    assert load_prompts(path) == [Prompt.of("one\u2028", "c")]
+    path.write_text('["one", "two"]')
+    assert [p.text for p in load_prompts(path)] == ["one", "two"]
+
+
+def test_csv_has_a_header_and_holds_lists_as_json(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('\ufeffid,question\r\n1,"a, ""b""\nc"\r\n\r\n2,é\r\n')
+    assert [p.text for p in load_prompts(path)] == ['a, "b"\nc', "é"]
+    path.write_text('turns,category\n"[""Hi"", ""Again""]",chat\n')
+    assert load_prompts(path) == [Prompt.of("Hi", "chat")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", "", r"a\.json holds no prompts"),
+        ("a.json", "[]", r"a\.json holds no prompts"),
+        ("a.json", '[{"a"', r"a\.json is not JSON: Expecting .* at character 6"),
+        ("a.json", '{"prompt": "x"}', "expected a JSON array of objects, .*a .jsonl"),
+        (
+            "a.json",
+            '[{"prompt": "x"}, 3]',
+            "row 2: expected an object or a text, got 3",
+        ),
+        ("a.json", '[{"q": "x"}]', "row 1: none of the fields prompt, .*there are q$"),
+        ("a.csv", "", r"a\.csv holds no prompts"),
+        ("a.csv", "prompt\n", r"a\.csv holds no prompts"),
+        ("a.csv", "id,prompt\n1,x\n2\n", "row 2 has 1 cells, its header 2"),
+        ("a.csv", "id,prompt\n1,x,y\n", "row 1 has 3 cells, its header 2"),
+        ("a.csv", 'prompt\n"x\n', r"a\.csv, line 2 is not CSV: unexpected end"),
+        ("a.csv", "messages\nHi\n", "row 1, field 'messages' is not JSON"),
+    ],
+)
+def test_a_bad_array_or_table_says_what_is_wrong(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        load_prompts(tmp_path / name)
+    assert name in str(error.value)
+
+
 def test_a_data_set_of_the_hub(monkeypatch):
     import datasets
 
@@ -166,11 +242,11 @@ def test_a_source_that_is_no_file_says_so(tmp_path):
             FileNotFoundError, match=r"the prompt file .* does not exist"
         ):
             load_prompts(missing)
-    with pytest.raises(ValueError, match="is a folder; name a file"):
+    with pytest.raises(ValueError, match=r"is a folder, and not one .* name a file"):
         load_prompts(tmp_path)
-    (tmp_path / "a.csv").write_text("a,b")
-    with pytest.raises(ValueError, match=r"read from \.jsonl, \.txt, \.parquet files"):
-        load_prompts(tmp_path / "a.csv")
+    (tmp_path / "a.xml").write_text("a,b")
+    with pytest.raises(ValueError, match=r"read from \.jsonl, .*, \.parquet files"):
+        load_prompts(tmp_path / "a.xml")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="is not a text in UTF-8"):
         load_prompts(tmp_path / "b.txt")
