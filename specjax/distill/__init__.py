@@ -21,6 +21,7 @@ from specjax.distill._optimizers import (
     schedule_names,
 )
 from specjax.distill._relations import MiniLMv2, RelationalKD
+from specjax.distill._replay import AdaptiveThreshold, ReplayBuffer
 from specjax.distill._response import CrossEntropy, Distill
 from specjax.distill._sources import (
     FixedCorpus,
@@ -47,6 +48,7 @@ from specjax.distill._term import registry as terms
 
 __all__ = [
     "AdaSPEC",
+    "AdaptiveThreshold",
     "AttentionTransfer",
     "Batch",
     "BatchFunction",
@@ -70,6 +72,7 @@ __all__ = [
     "PatientKD",
     "Policy",
     "RelationalKD",
+    "ReplayBuffer",
     "Source",
     "StudentGenerated",
     "Sums",
