@@ -11,6 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 from jax import Array
 
+from specjax import parallel
 from specjax.distill._state import TrainState
 
 _FORMAT = "specjax-train-state-2"
@@ -70,8 +71,10 @@ class Checkpoints:
         )
         self._manager.save(step, args=args, force=True)
         self._manager.wait_until_finished()
-        sums = json.dumps(_checksums(self.folder / str(step)))
-        (self.folder / str(step) / _SUMS).write_text(sums)
+        if parallel.is_first():
+            sums = json.dumps(_checksums(self.folder / str(step)))
+            (self.folder / str(step) / _SUMS).write_text(sums)
+        parallel.wait(f"checkpoint {step}")
 
     def restore(
         self, like: TrainState, step: int | None = None

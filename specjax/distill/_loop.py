@@ -88,6 +88,12 @@ def train(
     its newest checkpoint when it is called again, and ends with the same bits as one
     that never stopped. Ctrl-C finishes the step, saves, and raises KeyboardInterrupt.
 
+    After `parallel.initialize` all processes call this alike, on a mesh over all of
+    their devices and with one workdir: each sends its own rows to its devices and saves
+    its own parts of the state, process 0 writes the metrics and shows the bar, and they
+    stop together, whoever was interrupted or out of time. Callbacks run on every
+    process.
+
     Args:
         step: what a step is.
         state: where to start; used up. When resuming only its structure counts.
@@ -104,7 +110,7 @@ def train(
         log_every: steps between metrics lines, each of which sums up all steps since
             the one before; there is one at each checkpoint too.
         callbacks: what to measure on the way.
-        mesh: puts state and batches on it.
+        mesh: puts state and batches on it; several processes need one.
         progress: show a bar.
         label: the run's name, on the bar, in the metrics and for its checkpoints.
 
@@ -112,7 +118,8 @@ def train(
         The state after the last step, and how the run ended.
 
     Raises:
-        ValueError: wrong settings; a checkpoint of another run or other data.
+        ValueError: wrong settings; a checkpoint of another run or other data; several
+            processes without a mesh over all of them.
         FloatingPointError: the loss is not finite. Nothing is saved.
 
     Example:
@@ -122,8 +129,10 @@ def train(
         ...     save_every=100)
     """
     _check(steps, seconds, save_every, log_every, callbacks)
+    _check_mesh(mesh)
     with contextlib.ExitStack() as stack:
         files = _open(workdir, label, keep, resume, stack)
+        parallel.wait(f"{label} is open")  # all have read what process 0 will write to
         if mesh is not None:
             stack.enter_context(jax.set_mesh(mesh))
             layout = step.kernel_layout
@@ -133,7 +142,8 @@ def train(
         others = teacher_params, reference_params
         run = _Run(step, state, batches, others, mesh, callbacks, *files)
         run.resume()
-        bar = ProgressBar(label, steps, run.done, visible=progress)
+        visible = progress and parallel.is_first()
+        bar = ProgressBar(label, steps, run.done, visible)
         stack.enter_context(bar)
         interrupt = stack.enter_context(Interrupt())
         try:
@@ -149,9 +159,10 @@ def train(
 def _loop(run, steps, seconds, save_every, log_every, bar, interrupt) -> str:
     """Takes steps until a cap is reached, and says which."""
     budget = math.inf if seconds is None else seconds
+    timed = seconds is not None  # asking all processes for the time is a round trip
     run.call_back()
     while run.done < steps:
-        if run.seconds >= budget:
+        if timed and parallel.agree(run.seconds >= budget):
             return "seconds"
         run.take()
         if run.done % log_every == 0:
@@ -160,7 +171,7 @@ def _loop(run, steps, seconds, save_every, log_every, bar, interrupt) -> str:
         if save_every and run.done % save_every == 0:
             run.save()
         bar.show(run.done, run.newest, run.seconds_left(steps, budget))
-        if interrupt.wanted:
+        if parallel.agree(interrupt.wanted):
             raise KeyboardInterrupt
     return "steps"
 
@@ -226,7 +237,7 @@ class _Run:
         batch = self.batches(self.done)
         _check_ids(batch.tokens, self.step)
         if self.mesh is not None:
-            batch = jax.device_put(batch, parallel.batch_sharding(self.mesh))
+            batch = parallel.shard_batch(batch, self.mesh)
         self.state, sums = self.step(self.state, batch, *self.others)
         self.done += 1
         if self._pace is None:
@@ -312,6 +323,19 @@ def _open(workdir, label: str, keep, resume: bool, stack):
             "it, or take another workdir"
         )
     return MetricsFile(folder / "metrics.jsonl", label), checkpoints
+
+
+def _check_mesh(mesh: Mesh | None) -> None:
+    """Processes that each train alone would write over each other's files."""
+    if jax.process_count() == 1:
+        return
+    on = set() if mesh is None else {d.process_index for d in mesh.devices.flat}
+    if len(on) < jax.process_count():
+        raise ValueError(
+            f"{jax.process_count()} processes train together on a mesh over all of "
+            "their devices: give mesh=parallel.make_mesh(...), got "
+            f"{'None' if mesh is None else f'one over {len(on)} of them'}"
+        )
 
 
 def _check_ids(tokens, step: TrainStep) -> None:

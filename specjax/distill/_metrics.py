@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax import parallel
+
 
 class MetricsFile:
     """Appends `{"run": ..., "step": n, "kind": ..., ...}` lines to a file.
@@ -17,6 +19,8 @@ class MetricsFile:
     Several runs may share a file, one after the other. Lines past the checkpoint that a
     run resumes from tell of steps that will be taken again: `truncate` removes them,
     and a last line that was cut by a crash.
+
+    Of several processes all know the lines, and process 0 writes them.
 
     Args:
         path: of the file; None keeps lines in memory only.
@@ -33,14 +37,14 @@ class MetricsFile:
         line = {"run": self.run, "step": step, "kind": kind}
         line |= {name: _plain(value) for name, value in values.items()}
         self.lines.append(line)
-        if self.path is not None:
+        if self.path is not None and parallel.is_first():
             with self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
     def truncate(self, step: int) -> None:
         """Keeps the lines of steps up to `step`, by an atomic replacement."""
         self.lines = [line for line in self.lines if line["step"] <= step]
-        if self.path is None or not self.path.exists():
+        if self.path is None or not self.path.exists() or not parallel.is_first():
             return
         kept = [
             line

@@ -7,8 +7,10 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import numpy as np
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -89,6 +91,21 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     B must be a multiple of the two axes' sizes.
     """
     return NamedSharding(mesh, PartitionSpec(BATCH))
+
+
+def shard_batch(tree: Any, mesh: Mesh) -> Any:
+    """Puts arrays `[B, ...]` on the mesh, rows over `data` and `fsdp`.
+
+    Every process gives the same arrays and sends to its devices only the rows that are
+    theirs.
+    """
+    sharding = batch_sharding(mesh)
+
+    def place(x: Any) -> Array:
+        x = np.asarray(x)
+        return jax.make_array_from_process_local_data(sharding, x, x.shape)
+
+    return jax.tree.map(place, tree)
 
 
 def constrain(x: Array, *cuts: Cut) -> Array:

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.parallel._mesh import Cut, fit
@@ -73,11 +76,30 @@ def param_shardings(tree: Any, mesh: Mesh, kernel_layout: str = "io") -> Any:
 def shard_params(tree: Any, mesh: Mesh, kernel_layout: str = "io") -> Any:
     """Puts parameters, or a whole train state, where the rules say.
 
+    Of several processes each gives the same arrays, and keeps its own parts of them.
+
     Example:
         >>> mesh = make_mesh(data=-1)  # doctest: +SKIP
         >>> params = shard_params(params, mesh)  # doctest: +SKIP
     """
-    return jax.device_put(tree, param_shardings(tree, mesh, kernel_layout))
+    shardings = param_shardings(tree, mesh, kernel_layout)
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings)
+    return jax.tree.map(_place, tree, shardings)
+
+
+def _place(x: Any, sharding: NamedSharding) -> Array:
+    """An array over several processes, of which each has a whole copy.
+
+    (`jax.device_put` would first send every copy to every process, to compare them.)
+    """
+    if isinstance(x, Array) and not x.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    if isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = _place(jax.random.key_data(x), sharding)
+        return jax.random.wrap_key_data(data, impl=str(jax.random.key_impl(x)))
+    whole = np.asarray(x)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda at: whole[at])
 
 
 def constrain_params(tree: Any, kernel_layout: str = "io") -> Any:

@@ -77,6 +77,41 @@ def test_a_cut_that_does_not_divide_is_left_out():
     assert specs(data=8)["embed_tokens"] == P()
 
 
+@pytest.mark.parametrize(
+    "arguments, match",
+    [
+        (("localhost", 2, 0), "coordinator_address must be 'host:port', got 'localh"),
+        (("localhost:1234", 0, 0), "num_processes must be at least 1, got 0"),
+        (("localhost:1234", 2, 2), "below num_processes, got 2 of 2"),
+        (("localhost:1234", 2, -1), "process_id must be at least 0"),
+        (("localhost:1234", "two", 0), "num_processes must be a whole number"),
+        (("localhost:1234", 2, 0), "must come before anything"),
+    ],
+)
+def test_wrong_settings_of_several_processes_are_refused(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        parallel.initialize(*arguments)
+
+
+def test_settings_of_several_processes_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "localhost:1234")
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
+    monkeypatch.setenv("JAX_PROCESS_ID", "3")
+    with pytest.raises(ValueError, match="got 3 of 3"):
+        parallel.initialize()
+    with pytest.raises(ValueError, match="got 3 of 2"):
+        parallel.initialize(num_processes=2)  # arguments come first
+    monkeypatch.setenv("JAX_PROCESS_ID", "first")
+    with pytest.raises(ValueError, match="JAX_PROCESS_ID must be a whole number"):
+        parallel.initialize()
+
+
+def test_one_process_agrees_with_itself():
+    assert parallel.is_first() and parallel.agree(True) and not parallel.agree(False)
+    parallel.wait("nobody")
+    assert (parallel.gather({"x": jnp.ones(3)})["x"] == 1).all()
+
+
 def test_an_unknown_layout_is_refused():
     with pytest.raises(ValueError, match="kernel_layout must be"):
         parallel.partition_rules("xy")
@@ -93,6 +128,13 @@ def test_parameters_are_really_cut_over_eight_devices():
         import jax, jax.numpy as jnp
         from specjax import parallel
         from specjax.models import CausalLM, ModelConfig
+        parallel.initialize()  # one process, nothing to join
+        try:
+            parallel.initialize("localhost:1234", 2)
+        except ValueError as error:
+            assert "several processes need coordinator_address" in str(error), error
+        else:
+            raise AssertionError
         model = CausalLM(ModelConfig(**{CONFIG!r}))
         mesh = parallel.make_mesh(data=2, fsdp=2, tensor=2)
         params = parallel.shard_params(model.init(jax.random.key(0)), mesh)
