@@ -2,6 +2,7 @@
 
 from specjax.distill._adaspec import AdaSPEC
 from specjax.distill._batches import Batches, BatchFunction, BatchSource
+from specjax.distill._buckets import CachedLaw, bucketed
 from specjax.distill._checkpoints import Checkpoints
 from specjax.distill._configured import make_objective, make_term
 from specjax.distill._features import (
@@ -43,6 +44,11 @@ from specjax.distill._state import (
     TrainState,
 )
 from specjax.distill._step import TrainStep
+from specjax.distill._teacher_cache import (
+    CachedBatches,
+    TeacherCache,
+    write_teacher_cache,
+)
 from specjax.distill._term import Term, TokenView
 from specjax.distill._term import registry as terms
 
@@ -55,6 +61,8 @@ __all__ = [
     "BatchSource",
     "Batches",
     "Behaviour",
+    "CachedBatches",
+    "CachedLaw",
     "Callback",
     "Checkpoints",
     "CrossEntropy",
@@ -77,12 +85,14 @@ __all__ = [
     "StudentGenerated",
     "Sums",
     "TargetGenerated",
+    "TeacherCache",
     "TeacherMixed",
     "Term",
     "TokenView",
     "TrainResult",
     "TrainState",
     "TrainStep",
+    "bucketed",
     "get_source",
     "make_objective",
     "make_optimizer",
@@ -94,4 +104,5 @@ __all__ = [
     "source_names",
     "terms",
     "train",
+    "write_teacher_cache",
 ]

@@ -1,5 +1,6 @@
 """Checkpoints in and out: the hub, safetensors, GGUF and tokenisers (level 2)."""
 
+from specjax.io._digests import model_digest, tokenizer_digest
 from specjax.io._export import export
 from specjax.io._fetch import fetch
 from specjax.io._load import best_kernel_layout, load
@@ -11,5 +12,7 @@ __all__ = [
     "export",
     "fetch",
     "load",
+    "model_digest",
     "token_bytes",
+    "tokenizer_digest",
 ]
