@@ -9,9 +9,9 @@ import numpy as np
 from rich.progress import Progress
 
 from experiments._distillspec_config import Config
-from specjax import data, generate
-from specjax.core import Checkpoint, Sampling
-from specjax.distill import Batch, Batches
+from specjax import data
+from specjax.core import Checkpoint
+from specjax.distill import Batch, Batches, sample_target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,55 +122,30 @@ def target_samples(
     progress: Progress,
     label: str,
 ) -> Sequences:
-    """Answers drawn from the target at temperature 1, kept on disk batch by batch.
+    """Answers drawn from the target at temperature 1, kept on disk (`sample_target`).
 
     Args:
         target: who answers.
         prompts: token ids; the same prompt may stand there several times.
         length: T, prompt and answer together.
-        batch_size: rows a call; the last call is filled up with earlier rows.
+        batch_size: rows decoded together.
         seed: of the first row.
-        folder: where finished batches are; those are not drawn again.
+        folder: where finished shards are; those are not drawn again.
         progress: a bar is added to it.
         label: of the bar.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    total = len(prompts)
-    tokens = np.zeros((total, length), np.int32)
-    lengths = np.zeros((total,), np.int32)
-    task = progress.add_task(label, total=total)
-    # Prompts of one length together share a compiled shape.
-    order = np.argsort([len(p) for p in prompts], kind="stable")
-    for begin in range(0, total, batch_size):
-        rows = order[begin : begin + batch_size]
-        path = folder / f"{begin:06d}.npz"
-        if not path.exists():
-            _draw(target, prompts, rows, batch_size, length, seed + begin, path)
-        with np.load(path) as drawn:
-            tokens[rows], lengths[rows] = drawn["tokens"], drawn["length"]
-        progress.advance(task, len(rows))
-    prompt_length = np.asarray([len(p) for p in prompts], np.int32)
-    return Sequences(tokens, lengths, prompt_length, None)
-
-
-def _draw(target, prompts, rows, batch_size, length, seed, path: Path) -> None:
-    filled = np.resize(rows, batch_size)  # one shape for every call
-    asked = [list(prompts[row]) for row in filled]
-    out = generate(
+    task = progress.add_task(label, total=len(prompts))
+    samples = sample_target(
         target,
-        asked,
-        sampling=Sampling(temperature=1.0),
-        max_new_tokens=[length - len(p) for p in asked],
+        prompts,
+        folder,
+        length=length,
         seed=seed,
+        batch_size=batch_size,
+        progress=lambda done, _: progress.update(task, completed=done),
     )
-    tokens = np.zeros((len(rows), length), np.int32)
-    lengths = np.zeros((len(rows),), np.int32)
-    for i in range(len(rows)):
-        whole = asked[i] + out.tokens[i]
-        tokens[i, : len(whole)], lengths[i] = whole, len(whole)
-    temporary = path.with_suffix(".tmp.npz")
-    np.savez(temporary, tokens=tokens, length=lengths)
-    temporary.replace(path)
+    progress.update(task, completed=len(prompts))
+    return Sequences(samples.tokens, samples.length, samples.prompt_length, None)
 
 
 def _whole(tokens: np.ndarray, prompt_length: int) -> Sequences:

@@ -44,6 +44,7 @@ from specjax.distill._state import (
     TrainState,
 )
 from specjax.distill._step import TrainStep
+from specjax.distill._target_samples import TargetSamples, sample_target
 from specjax.distill._teacher_cache import (
     CachedBatches,
     TeacherCache,
@@ -85,6 +86,7 @@ __all__ = [
     "StudentGenerated",
     "Sums",
     "TargetGenerated",
+    "TargetSamples",
     "TeacherCache",
     "TeacherMixed",
     "Term",
@@ -100,6 +102,7 @@ __all__ = [
     "make_term",
     "optimizer_names",
     "read_metrics",
+    "sample_target",
     "schedule_names",
     "source_names",
     "terms",
