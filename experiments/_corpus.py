@@ -4,11 +4,12 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.progress import Progress
 
-from experiments._distillspec_config import Config
+from experiments._distillspec_config import Config, Data
 from specjax import data
 from specjax.core import Checkpoint
 from specjax.distill import Batch, Batches, sample_target
@@ -21,7 +22,8 @@ class Sequences:
     tokens: np.ndarray  # [N, T]
     length: np.ndarray  # [N]
     prompt_length: np.ndarray  # [N], where a rollout takes over
-    loss_from: int | None  # the first position in the loss; None: behind the prompt
+    loss_from: int | None = None  # the first position in the loss
+    mask: np.ndarray | None = None  # [N, T] what is; neither: all behind the prompt
 
     def batches(self, batch_size: int, seed: int) -> Batches:
         """All rows, in an order of their own for each epoch."""
@@ -30,7 +32,7 @@ class Sequences:
     def batch(self, rows: np.ndarray) -> Batch:
         """The rows as a batch."""
         tokens, length = self.tokens[rows], self.length[rows]
-        mask = None
+        mask = None if self.mask is None else self.mask[rows]
         if self.loss_from is not None:
             mask = np.broadcast_to(
                 np.arange(tokens.shape[1]) >= self.loss_from, tokens.shape
@@ -56,10 +58,27 @@ class Corpus:
         return self.train
 
 
+def read_documents(config: Config) -> list[data.Document]:
+    """The texts of the settings; few long ones are cut, so that some are held out."""
+    ask = config.data
+    if ask.text is None:
+        return data.standard_library(ask.max_chars)
+    documents = data.load_documents(
+        ask.text,
+        field=ask.field,
+        split=ask.split,
+        subset=ask.subset,
+        max_chars=ask.max_chars,
+    )
+    if len(documents) * ask.held_out >= 4:
+        return documents
+    return [piece for document in documents for piece in _pieces(document)]
+
+
 def read_text(config: Config, tokenizer, documents=None) -> Corpus:
-    """The standard library, packed; held-out prompts are cut from held-out files."""
+    """Texts, packed; held-out prompts are cut from held-out documents."""
     settings = config.data
-    documents = documents or data.standard_library(settings.max_chars)
+    documents = documents or read_documents(config)
     train, held_out = data.split(documents, settings.held_out)
     eos = tokenizer.eos_token_id
     packed = [
@@ -82,33 +101,71 @@ def read_text(config: Config, tokenizer, documents=None) -> Corpus:
 
 def read_prompts(config: Config, tokenizer) -> Corpus:
     """Prompts; a share of them, or a split that the source has, is held out."""
-    settings = config.data
-    assert settings.prompts is not None
-    if settings.prompts == "packaged":
-        train = data.packaged_prompts("train")
-        held_out = data.packaged_prompts("eval")
-    else:
-        prompts = data.load_prompts(settings.prompts, field=settings.field)
-        share = max(settings.held_out, 1 / len(prompts))
-        held_out = [p for p in prompts if _position(p.text) < share] or prompts[-1:]
-        train = [p for p in prompts if p not in held_out]
-        if not train:
-            raise ValueError(
-                f"{settings.prompts} holds {len(prompts)} prompts, too few to train on "
-                "some and hold out others"
-            )
-    encode = data.chat_prompts if settings.chat else data.text_prompts
+    ask, given = config.data, config.data.answers == "given"
+    train, held_out = _asked(ask)
+    encode = data.chat_prompts if ask.chat else data.text_prompts
     kept = [
-        encode(tokenizer, part, max_length=settings.prompt_length, overlong="drop")
+        encode(
+            tokenizer,
+            [c.prompt if isinstance(c, data.Conversation) else c for c in part],
+            max_length=ask.prompt_length,
+            overlong="drop",
+        )
         for part in (train, held_out)
     ]
     for part in kept:
         if part.num_dropped:
             print(
                 f"{part.num_dropped} prompts longer than data.prompt_length="
-                f"{settings.prompt_length} tokens were left out"
+                f"{ask.prompt_length} tokens were left out"
             )
-    return Corpus(None, None, kept[0].tokens, kept[1].tokens)
+    sequences = None
+    if given:
+        sequences = _given(ask, tokenizer, [train[n] for n in kept[0].kept])
+    return Corpus(sequences, None, kept[0].tokens, kept[1].tokens)
+
+
+def _asked(ask: Data) -> tuple[list[Any], list[Any]]:
+    """Prompts, or conversations where answers are given: to train on, and held out."""
+    source: dict[str, Any] = {"field": ask.field, "subset": ask.subset}
+    load = data.load_prompts
+    if ask.answers == "given":
+        load, source = data.load_conversations, source | {"answer": ask.answer_field}
+    assert ask.prompts is not None
+    if ask.prompts == "packaged":
+        train, held_out = (
+            load(ask.prompts, split=part, **source) for part in ("train", "eval")
+        )
+        return train, held_out
+    rows = load(ask.prompts, split=ask.split, **source)
+    share = max(ask.held_out, 1 / len(rows))
+    held_out = [row for row in rows if _position(_text(row)) < share]
+    train = [row for row in rows if _position(_text(row)) >= share]
+    if not held_out:
+        held_out = rows[-1:]
+        train = [row for row in rows if _text(row) != _text(rows[-1])]
+    if not train:
+        raise ValueError(
+            f"{ask.prompts} holds {len(rows)} prompts, too few to train on some and "
+            "hold out others"
+        )
+    return train, held_out
+
+
+def _given(ask: Data, tokenizer, conversations: list[data.Conversation]) -> Sequences:
+    """Conversations whose loss is on the answers that they came with."""
+    encode = data.chat_examples if ask.chat else data.text_examples
+    padded = data.pad_examples(
+        encode(tokenizer, conversations), ask.length, 0, overlong="drop", empty="drop"
+    )
+    if padded.num_dropped:
+        print(
+            f"{padded.num_dropped} conversations longer than data.length={ask.length} "
+            "tokens were left out"
+        )
+    return Sequences(
+        padded.tokens, padded.lengths, padded.prompt_lengths, mask=padded.mask
+    )
 
 
 def target_samples(
@@ -145,7 +202,7 @@ def target_samples(
         progress=lambda done, _: progress.update(task, completed=done),
     )
     progress.update(task, completed=len(prompts))
-    return Sequences(samples.tokens, samples.length, samples.prompt_length, None)
+    return Sequences(samples.tokens, samples.length, samples.prompt_length)
 
 
 def _whole(tokens: np.ndarray, prompt_length: int) -> Sequences:
@@ -157,6 +214,22 @@ def _whole(tokens: np.ndarray, prompt_length: int) -> Sequences:
         np.full((rows,), prompt_length, np.int32),
         loss_from=1,
     )
+
+
+def _text(row: data.Prompt | data.Conversation) -> str:
+    return row.text if isinstance(row, data.Prompt) else row.prompt.text
+
+
+def _pieces(document: data.Document, size: int = 4096) -> list[data.Document]:
+    """A text cut at line ends into pieces of about `size` characters."""
+    pieces, lines = [], document.text.splitlines(keepends=True)
+    piece = ""
+    for number, line in enumerate(lines, 1):
+        piece += line
+        if len(piece) >= size or number == len(lines):
+            pieces.append(data.Document(f"{document.name}:{number}", piece))
+            piece = ""
+    return pieces
 
 
 def _position(text: str) -> float:

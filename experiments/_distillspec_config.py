@@ -67,12 +67,17 @@ class Draft:
 
 @dataclass(frozen=True)
 class Data:
-    """What is read: the standard library, or prompts that the target answers.
+    """What is read: texts, or prompts with the target's answers or their own.
 
     Attributes:
         prompts: a file, a data set's id, "packaged" (chat prompts that come with
-            specjax), or none: the corpus.
-        field: where a prompt stands in a row of `prompts`; none: found by itself.
+            specjax), or none: texts.
+        answers: to prompts: "target" (drawn from it once), or "given" (in the data).
+        text: a file, a folder or a data set's id, or none: the standard library.
+        field: where a prompt or text stands in a row; none: found by itself.
+        answer_field: where a given answer stands; none: found by itself.
+        split: of the data set, or the rows of a file whose field `split` says so.
+        subset: the data set's configuration, if it has several.
         chat: apply the tokeniser's chat template to prompts.
         max_chars: read about so many characters of the corpus; none: all of it.
         vocab_size: of a tokeniser trained here, for a target from scratch.
@@ -85,7 +90,12 @@ class Data:
     """
 
     prompts: str | None = None
+    answers: Literal["target", "given"] = "target"
+    text: str | None = None
     field: str | None = None
+    answer_field: str | None = None
+    split: str | None = None
+    subset: str | None = None
     chat: bool = True
     max_chars: int | None = None
     vocab_size: int = 1024
@@ -103,6 +113,10 @@ class Data:
             )
         if not 0 < self.held_out < 1:
             raise ValueError(f"data.held_out must be in (0, 1), got {self.held_out}")
+        if self.prompts is not None and self.text is not None:
+            raise ValueError("give data.prompts or data.text, not both")
+        if self.prompts is None and self.answers == "given":
+            raise ValueError("data.answers=given needs data.prompts, got none")
         for name in ("samples", "target_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(

@@ -57,7 +57,7 @@ class Run:
                 "data.prompts need a target that can answer them: give --target, or "
                 "leave --prompts away"
             )
-        documents = data.standard_library(ask.data.max_chars)
+        documents = _corpus.read_documents(ask)
         train, _ = data.split(documents, ask.data.held_out)
         tokenizer = data.train_bpe([d.text for d in train], ask.data.vocab_size)
         corpus = _corpus.read_text(ask, tokenizer, documents)
@@ -85,11 +85,7 @@ class Run:
         length = max(map(len, prompts)) + ask.eval.max_new_tokens
         held_out = self._draw(target, prompts, length, "held-out samples", 1)
         if corpus.train is None:
-            repeated = [
-                p for p in corpus.train_prompts for _ in range(ask.data.samples)
-            ]
-            train = self._draw(target, repeated, ask.data.length, "target samples", 2)
-            corpus = dataclasses.replace(corpus, train=train)
+            corpus = self._answered(target, corpus, corpus.train_prompts)
         self.notes["training sequences"] = len(corpus.sequences.tokens)
         return corpus, held_out
 
@@ -228,18 +224,26 @@ class Run:
         return fixed
 
     def target_text(self, target: Checkpoint, corpus: Corpus) -> Corpus:
-        """A corpus that the target wrote; one of answered prompts is that already."""
+        """A corpus that the target wrote; of prompts that it answered it is that."""
+        ask = self.config.data
         if not corpus.train_prompts:
             rows = np.linspace(
-                0, len(corpus.sequences.tokens) - 1, self.config.data.target_rows
+                0, len(corpus.sequences.tokens) - 1, ask.target_rows
             ).astype(int)
-            size = self.config.data.prompt_length
-            prompts = corpus.sequences.tokens[rows, :size].tolist()
-            train = self._draw(
-                target, prompts, self.config.data.length, "target samples", 2
-            )
-            corpus = dataclasses.replace(corpus, train=train)
-        return corpus
+            prompts = corpus.sequences.tokens[rows, : ask.prompt_length].tolist()
+        elif ask.answers == "given":
+            prompts = corpus.train_prompts
+        else:
+            return corpus
+        return self._answered(target, corpus, prompts)
+
+    def _answered(self, target: Checkpoint, corpus: Corpus, prompts) -> Corpus:
+        """The corpus with the target's text behind the prompts."""
+        ask = self.config.data
+        repeats = ask.samples if corpus.train_prompts else 1
+        repeated = [p for p in prompts for _ in range(repeats)]
+        train = self._draw(target, repeated, ask.length, "target samples", 2)
+        return dataclasses.replace(corpus, train=train)
 
     def _train_target(self, tokenizer, corpus: Corpus) -> Checkpoint:
         """A target from scratch: shallow first, then deeper."""

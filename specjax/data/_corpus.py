@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specjax.core import near
 from specjax.data._prompts import find_field
-from specjax.data._rows import read_rows
+from specjax.data._rows import is_saved, read_rows
 
 _SUFFIXES = (".py", ".rst", ".txt")
 # Tests and code tables are repetitive; the rest is not part of the library.
@@ -121,7 +121,8 @@ def load_documents(
     """Reads texts to pack, from what `load_prompts` reads: a row is a document.
 
     Args:
-        source: as in `load_prompts`; a `.txt` file is one document.
+        source: as in `load_prompts`; a `.txt` file is one document, and a folder of
+            text files is read as by `read_folder`.
         field: the field with the text; None: `text`, or `content`.
         split: as in `load_prompts`.
         subset: as in `load_prompts`.
@@ -136,6 +137,8 @@ def load_documents(
     """
     source = os.fspath(source)
     path, documents = Path(source).expanduser(), []
+    if path.is_dir() and not is_saved(path):
+        return read_folder(path, max_chars=max_chars)
     if path.suffix == ".txt" and path.is_file():
         rows = iter([(source, {"text": _read(path)})])
     else:

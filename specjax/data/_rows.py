@@ -16,6 +16,7 @@ from typing import Any
 from specjax.core import near
 
 PACKAGED = "packaged"
+_SEVERAL = "dataset_dict.json"  # in a folder with several splits
 # Fields whose values are lists: a CSV file holds them as JSON.
 LISTS = ("messages", "conversations", "turns")
 
@@ -156,13 +157,14 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 def _saved_rows(path: Path, split: str | None) -> Iterator[Row]:
     """Of a folder that `datasets` wrote with `save_to_disk`."""
-    several = (path / "dataset_dict.json").is_file()
-    if not several and not (path / "state.json").is_file():
+    if not is_saved(path):
         raise ValueError(
             f"{path} is a folder, and not one that `Dataset.save_to_disk` wrote; name "
             "a file, one of " + ", ".join(FILE_TYPES)
         )
     import datasets
+
+    several = (path / _SEVERAL).is_file()
 
     def load() -> Iterable[Any]:
         saved = datasets.load_from_disk(str(path))
@@ -177,6 +179,11 @@ def _saved_rows(path: Path, split: str | None) -> Iterator[Row]:
 
     rows = _numbered(str(path), load, "cannot be read as a saved data set")
     return rows if several else _of_split(rows, split)
+
+
+def is_saved(path: Path) -> bool:
+    """Whether it is a folder that `Dataset.save_to_disk` wrote."""
+    return any((path / name).is_file() for name in (_SEVERAL, "state.json"))
 
 
 def _hub_rows(
