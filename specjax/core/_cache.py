@@ -85,7 +85,37 @@ class KVCache:
         )
         return cache, keys, values
 
-    def visible(self, num_tokens: int, mask: Array | None, window: int | None) -> Array:
+    def compact(self, start: Array, path: Array) -> "KVCache":
+        """Moves the slots of an accepted path of a tree to where a chain would lie.
+
+        Args:
+            start: `[B]`, the slot of node 0.
+            path: `[B, G]`, the nodes to keep, from the root down: node `path[b, i]`,
+                which was written at slot `start + path[b, i]`, comes to `start + i`.
+
+        Returns:
+            The cache, its `length` unchanged: where the path is shorter than G, what
+            lies behind its end is garbage as before.
+        """
+        slot = jnp.clip(start[:, None] + path, 0, self.capacity - 1)[:, None, :, None]
+
+        def move(x: Array) -> Array:  # [B, K, S, H]; read before it is written
+            kept = jnp.take_along_axis(x, slot, axis=2)
+            return _write(x, jnp.swapaxes(kept, 1, 2), start)
+
+        return KVCache(
+            tuple(move(keys) for keys in self.keys),
+            tuple(move(values) for values in self.values),
+            self.length,
+        )
+
+    def visible(
+        self,
+        num_tokens: int,
+        mask: Array | None,
+        window: int | None,
+        positions: Array | None = None,
+    ) -> Array:
         """Which slots each of T new tokens may look at.
 
         Args:
@@ -94,6 +124,8 @@ class KVCache:
                 causal. All valid slots before them stay visible: a tree of drafts is
                 one such mask.
             window: how many positions back a token sees, itself included; None: all.
+            positions: `[B, T]`, of these tokens; default: one after the other. Only a
+                window looks at them: two siblings of a tree have one position.
 
         Returns:
             `[B, T, S]` booleans.
@@ -112,8 +144,25 @@ class KVCache:
                 inside & jnp.take_along_axis(mask, column, axis=-1)
             )
         if window is not None:
-            seen &= slot > query - window
+            seen &= self._distance(num_tokens, positions) < window
         return seen
+
+    def _distance(self, num_tokens: int, positions: Array | None) -> Array:
+        """How many positions `[B, T, S]` each slot lies before each of T new tokens."""
+        slot = jnp.arange(self.capacity)[None, :]
+        start = self.length[:, None]
+        if positions is None:
+            query, key = start + jnp.arange(num_tokens)[None, :], slot
+        else:
+            # Positions of this call, counted from its first token; what was there
+            # before lies one after the other in front of that.
+            offset = slot - start  # [B, S]
+            query = positions - positions[:, :1]
+            query = jnp.broadcast_to(query, (offset.shape[0], num_tokens))
+            inside = jnp.clip(offset, 0, num_tokens - 1)
+            inside = jnp.take_along_axis(query, inside, axis=1)
+            key = jnp.where((offset >= 0) & (offset < num_tokens), inside, offset)
+        return query[:, :, None] - key[:, None, :]
 
 
 def _write(cache: Array, new: Array, length: Array) -> Array:

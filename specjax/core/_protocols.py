@@ -1,7 +1,8 @@
 """What a model, a drafter and a verifier have to offer.
 
 Axes: B rows, T query positions of a call, S cache slots, V vocabulary, D width,
-G draft length (gamma). The target's law is *p*, the draft's *q*.
+G draft length (gamma; of a tree its depth), M drafts of a round (the nodes of a tree;
+of a chain G). The target's law is *p*, the draft's *q*.
 """
 
 import dataclasses
@@ -9,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.core._record import record, static_field
+from specjax.core._record import record
 from specjax.core._sampling import Sampling
 
 Params = Any  # a pytree of arrays
@@ -80,25 +82,98 @@ class LanguageModel(Protocol):
         ...
 
 
-@record
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True)
 class Proposal:
-    """What a drafter suggests for the next G positions.
+    """What a drafter suggests: a tree of M tokens, most often a chain.
+
+    Make one with `Proposal.chain` or `Proposal.tree`. Nodes are numbered 0 .. M-1; a
+    node's parent is the node before it in the text, -1 the last committed token.
+    Parents come before their children, siblings are tried in the order of their
+    numbers. A row may draft fewer than M tokens: nodes at or past `num_drafted` are
+    padding, and no verifier accepts them.
 
     `log_q` is the *exact* law that each token was drawn from, after temperature, top-k,
-    top-p and min-p: a one-hot row for a deterministic drafter. A row may draft fewer
-    than G tokens: those past `num_drafted` are padding that no verifier accepts.
+    top-p and min-p, given its ancestors and its *earlier siblings*:
+
+    - one child a node (a chain): the draft's law there;
+    - siblings drawn independently of each other (with replacement): the same law for
+      each, so that two of them may be the same token;
+    - siblings drawn without replacement: for the i-th the draft's law without the
+      tokens of the i-1 before it, normalised again;
+    - candidates that were not drawn (top-k, look-up): a point mass each, which is
+      what None says for all of them. Never the softmax that they were chosen by.
+
+    Which nodes there are may depend on tokens that were drawn before them, but a token
+    that was drawn must stay, whatever it is: to leave out drawn tokens that look bad
+    changes the law of those that remain.
     """
 
-    tokens: Array  # [B, G] int32
-    log_q: Array  # [B, G, V] float32, normalised
-    num_drafted: Array  # [B] int32, at most G
-    # The parent of each draft, -1 for the last committed token: a chain is 0 -> 1 -> 2.
-    parents: tuple[int, ...] = static_field()
+    tokens: Array  # [B, M] int32
+    log_q: Array | None  # [B, M, V] float32, normalised; None: point masses
+    num_drafted: Array  # [B] int32, at most M
+    # One tree for all rows: a tuple, known when the program is compiled. A tree of its
+    # own for each row and round: an array [B, M] int32.
+    parents: tuple[int, ...] | Array
+    depth: int  # G, the depth of the tree: nodes that lie deeper are never accepted
 
     @classmethod
-    def chain(cls, tokens: Array, log_q: Array, num_drafted: Array) -> "Proposal":
-        """A proposal in which each draft follows the one before it."""
-        return cls(tokens, log_q, num_drafted, tuple(range(-1, tokens.shape[1] - 1)))
+    def chain(
+        cls, tokens: Array, log_q: Array | None, num_drafted: Array
+    ) -> "Proposal":
+        """A proposal in which each draft follows the one before it (M = G)."""
+        gamma = tokens.shape[1]
+        return cls(tokens, log_q, num_drafted, tuple(range(-1, gamma - 1)), gamma)
+
+    @classmethod
+    def tree(
+        cls,
+        tokens: Array,
+        log_q: Array | None,
+        num_drafted: Array,
+        parents: tuple[int, ...] | Array,
+        depth: int,
+    ) -> "Proposal":
+        """A proposal of a tree.
+
+        Args:
+            tokens: `[B, M]` int32.
+            log_q: `[B, M, V]` float32, see the class; None for point masses.
+            num_drafted: `[B]` int32: nodes from there on are padding.
+            parents: the parent of each node, -1 for the last committed token, each
+                before its children. A tuple of M (one tree for all rows and rounds:
+                `ops.tree_depth` checks it on the host), or `[B, M]` int32.
+            depth: G, how deep the tree is: the drafter's `gamma`.
+
+        Example:
+            >>> two_chains = Proposal.tree(
+            ...     jnp.zeros((1, 4), int), None, jnp.array([4]), (-1, -1, 0, 1), 2)
+            >>> two_chains.is_chain
+            False
+        """
+        return cls(tokens, log_q, num_drafted, parents, depth)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether it is known that each draft follows the one before it."""
+        chain = tuple(range(-1, self.tokens.shape[1] - 1))
+        return isinstance(self.parents, tuple) and self.parents == chain
+
+    def tree_flatten(self):
+        """Static parents are structure, an array of parents is a leaf."""
+        static = isinstance(self.parents, tuple)
+        leaves = (self.tokens, self.log_q, self.num_drafted)
+        if static:
+            return leaves, (self.parents, self.depth)
+        return (*leaves, self.parents), (None, self.depth)
+
+    @classmethod
+    def tree_unflatten(cls, structure, leaves) -> "Proposal":
+        """The inverse of `tree_flatten`."""
+        parents, depth = structure
+        tokens, log_q, num_drafted, *dynamic = leaves
+        parents = dynamic[0] if parents is None else parents
+        return cls(tokens, log_q, num_drafted, parents, depth)
 
 
 @record
@@ -107,10 +182,21 @@ class Verdict:
 
     num_accepted: Array  # [B] int32, 0..G drafts
     tokens: Array  # [B, G+1] int32: accepted drafts, then a correction or bonus token
+    # [B, G] int32, the nodes that were accepted, from the root down; behind the first
+    # `num_accepted` any node. None for a chain, whose path is 0, 1, 2, ...
+    path: Array | None = None
 
 
 class Verifier(Protocol):
-    """Decides how many drafts stay. Frozen; holds settings only."""
+    """Decides which drafts stay. Frozen; holds settings only.
+
+    Two members are optional:
+
+    - `trees: ClassVar[bool]`, whether it verifies trees; left out: chains only.
+    - `reads_logits: ClassVar[bool]`, whether it is called with `logits=` as well, the
+      target's raw `[B, M+1, V]` (at temperature 0 `log_p` is a point mass, which says
+      nothing of the runner-up); left out: no.
+    """
 
     lossless: ClassVar[bool]  # the output follows the target's law, whatever the draft
 
@@ -120,7 +206,8 @@ class Verifier(Protocol):
         Args:
             keys: `[B]`, one key a row.
             proposal: what was drafted.
-            log_p: `[B, G+1, V]`, the target's law before each draft and after the last.
+            log_p: `[B, M+1, V]`, the target's law behind the last committed token
+                (entry 0) and behind node i (entry i + 1).
 
         Returns:
             The verdict.
@@ -135,6 +222,9 @@ class Context:
     tokens: Array  # [B, S] int32, prompt and all that was emitted
     length: Array  # [B] int32, how many of them are there, at least 1
     sampling: Sampling
+    # The target's cache, to read: it holds all tokens but the last. Whatever lies
+    # behind, such as slots that a drafter writes in a copy, the target writes again.
+    cache: Any = None
 
     def token_at(self, position: Array) -> Array:
         """The tokens `[B]` or `[B, T]` at absolute positions of that shape."""
@@ -146,22 +236,58 @@ class Context:
 
 @record
 class Feedback:
-    """What a drafter learns after a round."""
+    """What a drafter learns after a round.
+
+    A row that ended in this round keeps fewer tokens than were accepted; whatever its
+    state then holds is never looked at.
+    """
 
     length: Array  # [B] int32, tokens now in each row
     num_accepted: Array  # [B] int32, drafts that stayed
-    target: LMOutput  # the target's output on [last token, drafts]: [B, G+1, ...]
+    # The target's output on [last token, drafts]: [B, M+1, ...], entry i + 1 of node i.
+    target: LMOutput
+    # [B, G] int32, the accepted nodes from the root down, then any; a chain's: 0, 1, 2.
+    path: Array
+
+    def along_path(self, x: Array) -> Array:
+        """`x [B, M+1, ...]` at the last token and the accepted drafts: `[B, G+1, ...]`.
+
+        Entry i of a row is there for i <= `num_accepted`. So they are the target's
+        outputs on the tokens at `length - num_accepted - 2` onwards: on all that it
+        had not read before, up to the last but one.
+        """
+        entry = jnp.pad(self.path + 1, ((0, 0), (1, 0)))
+        return jax.vmap(lambda row, index: row[index])(x, entry)
+
+    def at_end(self, x: Array) -> Array:
+        """`x [B, M+1, ...]` at the last accepted draft (or the last token): `[B, ...]`.
+
+        The newest token of the row was drawn from the target's law there.
+        """
+        entry = jnp.pad(self.path + 1, ((0, 0), (1, 0)))
+        end = jnp.take_along_axis(entry, self.num_accepted[:, None], axis=1)[:, 0]
+        return jax.vmap(lambda row, index: row[index])(x, end)
 
 
 class Drafter(Protocol):
     """Proposes tokens. A frozen dataclass of settings; parameters come as an argument.
 
-    The state is any pytree: `()` for look-up, a cache for a draft model.
+    The state is any pytree: `()` for look-up, a cache for a draft model. The loop calls
+    `bind` on the host, `init` once behind the target's prefill, and then `propose` and
+    `commit` in every round, all three inside one jitted program.
+
+    Two members are optional:
+
+    - `num_nodes: int`, M, the tokens drafted in a round; left out: `gamma`, a chain. A
+      drafter of trees must say it, for the target's cache has room for that many.
+    - `features: tuple[str, ...]`, what it reads of the target beside logits and
+      `hidden`, by name (see `models.CausalLM.apply`); they come in `target.features`
+      of `init` and of `Feedback`.
     """
 
     @property
     def gamma(self) -> int:
-        """G, the most tokens drafted in a round."""
+        """G, the most drafts that can stay in a round: of a tree its depth."""
         ...
 
     def bind(self, target: "Checkpoint", max_length: int) -> tuple["Drafter", Params]:
@@ -179,14 +305,32 @@ class Drafter(Protocol):
         """
         ...
 
-    def init(self, params: Params, tokens: Array, length: Array, capacity: int) -> Any:
-        """Reads the prompts `tokens [B, P]` of `length [B]` and returns the state."""
+    def init(
+        self,
+        params: Params,
+        tokens: Array,
+        length: Array,
+        capacity: int,
+        target: LMOutput,
+    ) -> Any:
+        """Reads the prompts and returns the state.
+
+        Args:
+            params: the drafter's.
+            tokens: `[B, P]` int32, padded on the right.
+            length: `[B]`, at least 1.
+            capacity: the most tokens that a row may come to. A cache of the drafter's
+                own that takes branches needs slots for them on top.
+            target: the target's output on `tokens[:, :-1]` (on the one column of
+                prompts of one token): `[B, P-1, ...]`. Entry `length - 2` is the last
+                that a row's first round may rest on; none is if `length` is 1.
+        """
         ...
 
     def propose(
         self, params: Params, keys: Array, state: Any, context: Context
     ) -> tuple[Proposal, Any]:
-        """Drafts G tokens a row from one key a row, `keys [B]`."""
+        """Drafts M tokens a row from one key a row, `keys [B]`; see `Proposal`."""
         ...
 
     def commit(self, params: Params, state: Any, feedback: Feedback) -> Any:

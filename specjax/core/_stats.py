@@ -14,15 +14,16 @@ class SpecStats:
 
     A draft is *evaluated* if verification reached it: those behind the first rejection,
     an end of text or a length limit are not. `accepted / drafted` is not the
-    acceptance rate of the literature, `accepted / evaluated` estimates it.
+    acceptance rate of the literature, `accepted / evaluated` estimates it. In a tree
+    the siblings that are tried at one place count as one evaluated draft.
     """
 
     rounds: Array  # [B] target calls
-    drafted: Array  # [B] drafts proposed
+    drafted: Array  # [B] drafts proposed: of a tree all its nodes
     evaluated: Array  # [B] drafts that verification reached
     accepted: Array  # [B] drafts emitted
     emitted: Array  # [B] tokens emitted, corrections and bonus tokens included
-    evaluated_at: Array  # [B, G] by position in the block
+    evaluated_at: Array  # [B, G] by position in the block, in a tree by depth
     accepted_at: Array  # [B, G]
 
     @classmethod
@@ -34,19 +35,27 @@ class SpecStats:
         return cls(*rows, *grid)
 
     def count(
-        self, *, active: Array, drafted: Array, accepted: Array, emitted: Array
+        self,
+        *,
+        active: Array,
+        drafted: Array,
+        reached: Array,
+        accepted: Array,
+        emitted: Array,
     ) -> "SpecStats":
         """Adds one round of the rows that are `active`.
 
         Args:
             active: `[B]` booleans.
             drafted: `[B]`, drafts proposed.
+            reached: `[B]`, drafts that verification reached: those accepted, and the
+                next one if there was any.
             accepted: `[B]`, drafts that the verifier accepted.
             emitted: `[B]`, tokens kept of those and the one behind them: fewer where
                 an end of text or a limit cut the block.
         """
         gamma = self.accepted_at.shape[1]
-        evaluated = jnp.minimum(jnp.minimum(accepted + 1, drafted), emitted)
+        evaluated = jnp.minimum(reached, emitted)
         accepted = jnp.minimum(accepted, emitted)
         position = jnp.arange(gamma)[None, :]
 

@@ -1,6 +1,7 @@
 """The one decoding loop: propose, one target pass, verify, append, roll back, commit.
 
-Axes: B rows, P prompt positions, S slots (the capacity of a row), G draft length.
+Axes: B rows, P prompt positions, S slots (the capacity of a row), G draft length (the
+depth of a tree), M drafts of a round (the nodes of a tree).
 """
 
 import dataclasses
@@ -14,14 +15,16 @@ from specjax.core import (
     Drafter,
     Feedback,
     LanguageModel,
+    LMOutput,
     Params,
     Proposal,
     SpecStats,
+    Verdict,
     Verifier,
     record,
 )
 from specjax.decoding._rules import RUNNING, Rules, cut
-from specjax.ops import fold, warp
+from specjax.ops import fold, lineage, parent_rows, tree_depth, warp
 
 
 @record
@@ -48,7 +51,7 @@ class NoDraft:
     vocab_size: int
     gamma: int = 0
 
-    def init(self, params, tokens, length, capacity) -> Params:
+    def init(self, params, tokens, length, capacity, target) -> Params:
         """No state."""
         return ()
 
@@ -56,9 +59,7 @@ class NoDraft:
         """A proposal of no tokens."""
         batch = context.length.shape[0]
         none = Proposal.chain(
-            jnp.zeros((batch, 0), jnp.int32),
-            jnp.zeros((batch, 0, self.vocab_size)),
-            jnp.zeros((batch,), jnp.int32),
+            jnp.zeros((batch, 0), jnp.int32), None, jnp.zeros((batch,), jnp.int32)
         )
         return none, state
 
@@ -79,6 +80,24 @@ class Decoder:
     drafter: Drafter | NoDraft
     verifier: Verifier
 
+    def __post_init__(self):
+        if self.num_nodes > self.drafter.gamma and not self.takes_trees:
+            raise ValueError(
+                f"the verifier {type(self.verifier).__name__} takes chains of drafts "
+                f"only, but {type(self.drafter).__name__} drafts a tree of "
+                f"{self.num_nodes} tokens; use a verifier of trees, such as Rejection"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        """M; a drafter that does not say drafts a chain."""
+        return getattr(self.drafter, "num_nodes", self.drafter.gamma)
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether the verifier does; one that does not say takes chains."""
+        return getattr(self.verifier, "trees", False)
+
     def start(
         self,
         params: Params,
@@ -95,13 +114,15 @@ class Decoder:
             prompts: `[B, P]` int32, padded on the right.
             prompt_length: `[B]`, at least 1.
             capacity: S, at least P and every row's limit. A draft past it is dropped
-                by the cache, and would be cut by the limit anyway.
+                by the cache, and would be cut by the limit anyway. A tree's cache has
+                more slots: a node may lie far behind its place in the text.
         """
         batch, width = prompts.shape
         dtype = jax.tree.leaves(params)[0].dtype
-        cache = self.model.init_cache(batch, capacity, dtype)
-        if width > 1:
-            _, cache = self.model.apply(params, prompts[:, :-1], cache)
+        branches = self.num_nodes - 1 if self.num_nodes > self.drafter.gamma else 0
+        cache = self.model.init_cache(batch, capacity + branches, dtype)
+        # (Of a single column the last token is read, and rolled back again.)
+        out, cache = self._read(params, prompts[:, : max(width - 1, 1)], cache)
         return DecodeState(
             tokens=jnp.pad(prompts, ((0, 0), (0, capacity - width))),
             log_probs=jnp.zeros((batch, capacity), jnp.float32),
@@ -109,7 +130,9 @@ class Decoder:
             finish=jnp.full((batch,), RUNNING, jnp.int32),
             stop_state=jnp.zeros((batch,), jnp.int32),
             cache=cache.with_length(prompt_length - 1),
-            drafter=self.drafter.init(drafter_params, prompts, prompt_length, capacity),
+            drafter=self.drafter.init(
+                drafter_params, prompts, prompt_length, capacity, out
+            ),
             stats=SpecStats.zeros(batch, self.drafter.gamma),
         )
 
@@ -123,17 +146,18 @@ class Decoder:
         (a verifier may let later drafts of a block decide how many of it stay).
         """
         keys = fold(rules.keys, state.length)
-        context = Context(state.tokens, state.length, rules.sampling)
+        context = Context(state.tokens, state.length, rules.sampling, state.cache)
 
         proposal, drafter = self.drafter.propose(
             drafter_params, fold(keys, 0), state.drafter, context
         )
-        _require_chain(proposal)
-        last = context.token_at(state.length - 1)
-        block = jnp.concatenate([last[:, None], proposal.tokens], axis=1)
-        out, cache = self.model.apply(params, block, state.cache)
+        self._check(proposal)
+        out, cache = self._read_drafts(params, proposal, context)
         log_p = warp(out.logits, rules.sampling)
-        verdict = self.verifier(fold(keys, 1), proposal, log_p)
+        verdict = self._verify(fold(keys, 1), proposal, log_p, out)
+        path = _path(verdict)
+        if not proposal.is_chain:
+            cache = cache.compact(state.length, path)
 
         active = state.finish == RUNNING
         kept, finish, stop_state = cut(
@@ -144,9 +168,9 @@ class Decoder:
             verdict.num_accepted + 1,
         )
         kept = jnp.where(active, kept, 0)
-        chosen = jnp.take_along_axis(log_p, verdict.tokens[..., None], -1)[..., 0]
+        chosen = _chosen(log_p, path, verdict.tokens)
         length = state.length + kept
-        feedback = Feedback(length, verdict.num_accepted, out)
+        feedback = Feedback(length, verdict.num_accepted, out, path)
         return DecodeState(
             tokens=_append(state.tokens, verdict.tokens, state.length, kept),
             log_probs=_append(state.log_probs, chosen, state.length, kept),
@@ -158,6 +182,7 @@ class Decoder:
             stats=state.stats.count(
                 active=active,
                 drafted=proposal.num_drafted,
+                reached=verdict.num_accepted + _more(proposal, feedback),
                 accepted=verdict.num_accepted,
                 emitted=kept,
             ),
@@ -173,6 +198,78 @@ class Decoder:
             state,
         )
 
+    def _check(self, proposal: Proposal) -> None:
+        """Holds the drafter to what it said of itself; shapes only, so when tracing."""
+        drafter, nodes = type(self.drafter).__name__, proposal.tokens.shape[1]
+        if nodes != self.num_nodes or proposal.depth != self.drafter.gamma:
+            raise ValueError(
+                f"{drafter} says that it drafts {self.num_nodes} tokens, at most "
+                f"{self.drafter.gamma} deep, but its proposal has {nodes} tokens and "
+                f"the depth {proposal.depth}; set its num_nodes and gamma"
+            )
+        if isinstance(proposal.parents, tuple):
+            depth = tree_depth(proposal.parents)
+            if len(proposal.parents) != nodes or depth != proposal.depth:
+                raise ValueError(
+                    f"{drafter} proposes {nodes} tokens as a tree of the depth "
+                    f"{proposal.depth}, but its parents are {proposal.parents}, "
+                    f"{len(proposal.parents)} nodes of the depth {depth}"
+                )
+        if not proposal.is_chain and not self.takes_trees:
+            raise ValueError(
+                f"the verifier {type(self.verifier).__name__} takes chains of drafts "
+                f"only, got a tree from {drafter}; make the proposal with "
+                "Proposal.chain, or use a verifier of trees, such as Rejection"
+            )
+
+    def _read(self, params: Params, tokens: Array, cache, **where) -> tuple:
+        """The target's pass, with the features that the drafter asks for."""
+        features = tuple(getattr(self.drafter, "features", ()))
+        if features:
+            where["features"] = features
+        return self.model.apply(params, tokens, cache, **where)
+
+    def _read_drafts(self, params: Params, proposal: Proposal, context: Context):
+        """The target reads the last token and the drafts, each behind its ancestors."""
+        last = context.token_at(context.length - 1)
+        block = jnp.concatenate([last[:, None], proposal.tokens], axis=1)
+        if proposal.is_chain:
+            return self._read(params, block, context.cache)
+        parents = parent_rows(proposal.parents, block.shape[0])
+        mask, depth = lineage(parents, proposal.depth)
+        positions = context.length[:, None] - 1 + depth
+        return self._read(params, block, context.cache, positions=positions, mask=mask)
+
+    def _verify(self, keys, proposal: Proposal, log_p: Array, out: LMOutput) -> Verdict:
+        if getattr(self.verifier, "reads_logits", False):
+            return self.verifier(keys, proposal, log_p, logits=out.logits)  # pyright: ignore[reportCallIssue]
+        return self.verifier(keys, proposal, log_p)
+
+
+def _path(verdict: Verdict) -> Array:
+    """The accepted nodes `[B, G]`, of a chain 0, 1, 2, ..."""
+    if verdict.path is not None:
+        return verdict.path
+    batch, size = verdict.tokens.shape
+    return jnp.broadcast_to(jnp.arange(size - 1)[None, :], (batch, size - 1))
+
+
+def _chosen(log_p: Array, path: Array, tokens: Array) -> Array:
+    """The log-probabilities `[B, G+1]` of `tokens`, each behind its path."""
+    entry = jnp.pad(path + 1, ((0, 0), (1, 0)))
+    return jax.vmap(lambda row, entry, token: row[entry, token])(log_p, entry, tokens)
+
+
+def _more(proposal: Proposal, feedback: Feedback) -> Array:
+    """Whether `[B]` there was another draft to look at behind those accepted."""
+    batch, nodes = proposal.tokens.shape
+    parents = parent_rows(proposal.parents, batch)
+    node = jnp.broadcast_to(jnp.arange(-1, nodes)[None, :], (batch, nodes + 1))
+    end = feedback.at_end(node)
+    drafted = jnp.arange(nodes)[None, :] < proposal.num_drafted[:, None]
+    more = jnp.any((parents == end[:, None]) & drafted, axis=1)
+    return (more & (feedback.num_accepted < proposal.depth)).astype(jnp.int32)
+
 
 def _append(buffer: Array, new: Array, length: Array, count: Array) -> Array:
     """Writes the first `count[b]` of `new [B, G+1]` at `buffer[b, length[b] ...]`."""
@@ -184,13 +281,3 @@ def _append(buffer: Array, new: Array, length: Array, count: Array) -> Array:
         return buffer.at[slot].set(new, mode="drop", unique_indices=True)
 
     return jax.vmap(row)(buffer, new, length, count)
-
-
-def _require_chain(proposal: Proposal) -> None:
-    """The loop verifies chains; a tree needs a mask and a path to compact."""
-    chain = tuple(range(-1, proposal.tokens.shape[1] - 1))
-    if proposal.parents != chain:
-        raise ValueError(
-            "the decoding loop verifies chains of drafts, got a tree with parents "
-            f"{proposal.parents}; make the proposal with Proposal.chain"
-        )

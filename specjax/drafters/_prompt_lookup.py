@@ -5,9 +5,8 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.core import Checkpoint, Context, Feedback, Params, Proposal
+from specjax.core import Checkpoint, Context, Feedback, LMOutput, Params, Proposal
 from specjax.drafters._registry import registry, require_gamma
-from specjax.ops import one_hot_log
 
 
 @registry.register("prompt_lookup")
@@ -18,13 +17,12 @@ class PromptLookup:
     Of equally long matches the most recent wins. Where the match runs into the end of
     the text, the copy goes on periodically: after "a b a b" comes "a b ...".
     A row without a match drafts nothing and gets one token from its target call.
-    The draft is deterministic: q is a point mass.
+    Nothing is drawn: each draft is a point mass.
 
     Attributes:
         gamma: G, tokens drafted in a round.
         max_ngram: the longest match that is looked for.
         min_ngram: the shortest that counts.
-        vocab_size: V, set by `bind`.
 
     Reference: Saxena, Prompt Lookup Decoding (2023); 2.4x on input-grounded tasks.
     """
@@ -32,7 +30,6 @@ class PromptLookup:
     gamma: int = 10
     max_ngram: int = 3
     min_ngram: int = 1
-    vocab_size: int | None = None
 
     def __post_init__(self):
         require_gamma(self.gamma)
@@ -46,10 +43,15 @@ class PromptLookup:
         self, target: Checkpoint, max_length: int
     ) -> tuple["PromptLookup", Params]:
         """See `Drafter.bind`: any target will do."""
-        return dataclasses.replace(self, vocab_size=target.model.vocab_size), ()
+        return self, ()
 
     def init(
-        self, params: Params, tokens: Array, length: Array, capacity: int
+        self,
+        params: Params,
+        tokens: Array,
+        length: Array,
+        capacity: int,
+        target: LMOutput,
     ) -> Params:
         """No state: everything is in the text."""
         return ()
@@ -58,8 +60,6 @@ class PromptLookup:
         self, params: Params, keys: Array, state: Params, context: Context
     ) -> tuple[Proposal, Params]:
         """Copies G tokens from behind the match."""
-        if self.vocab_size is None:
-            raise ValueError("PromptLookup needs vocab_size: bind it to a target first")
         position = jnp.arange(context.tokens.shape[1])[None, :]
         last = context.length[:, None] - 1
 
@@ -79,9 +79,8 @@ class PromptLookup:
         period = jnp.maximum(last - match, 1)
         source = match + 1 + jnp.arange(self.gamma)[None, :] % period
         tokens = context.token_at(source)
-        log_q = one_hot_log(tokens, self.vocab_size)
         drafted = jnp.where(found, self.gamma, 0).astype(jnp.int32)
-        return Proposal.chain(tokens, log_q, drafted), state
+        return Proposal.chain(tokens, None, drafted), state
 
     def commit(self, params: Params, state: Params, feedback: Feedback) -> Params:
         """Nothing to roll back."""

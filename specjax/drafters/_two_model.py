@@ -11,6 +11,7 @@ from specjax.core import (
     Context,
     Feedback,
     LanguageModel,
+    LMOutput,
     Params,
     Proposal,
 )
@@ -72,7 +73,12 @@ class TwoModel:
         return bound, self.draft.params
 
     def init(
-        self, params: Params, tokens: Array, length: Array, capacity: int
+        self,
+        params: Params,
+        tokens: Array,
+        length: Array,
+        capacity: int,
+        target: LMOutput,
     ) -> Params:
         """Reads the prompts but for their last two tokens, see the class."""
         dtype = jax.tree.leaves(params)[0].dtype

@@ -237,9 +237,9 @@ class _Decoder(nn.Module):
             start = 0 if cache is None else cache.length[:, None]
             positions = start + jnp.arange(length)[None, :]
         if cache is not None:
-            visible = cache.visible(length, mask, c.sliding_window)
+            visible = cache.visible(length, mask, c.sliding_window, positions)
         else:
-            visible = _block_mask(length, mask, c.sliding_window)
+            visible = _block_mask(positions, mask, c.sliding_window)
         x = self.embed_tokens[tokens]
         seen = {"embedding": x}
         for index, layer in enumerate(self.layers):
@@ -260,11 +260,13 @@ class _Decoder(nn.Module):
         return logits.reshape(*hidden.shape[:-1], weight.shape[0])
 
 
-def _block_mask(length: int, mask: Array | None, window: int | None) -> Array:
+def _block_mask(positions: Array, mask: Array | None, window: int | None) -> Array:
     """Which of T tokens each sees when there is no cache, `[1 or B, T, T]`."""
-    query, key = jnp.arange(length)[:, None], jnp.arange(length)[None, :]
-    seen = (key <= query)[None] if mask is None else mask
-    return seen if window is None else seen & (key > query - window)[None]
+    length = positions.shape[1]
+    seen = jnp.tri(length, dtype=bool)[None] if mask is None else mask
+    if window is None:
+        return seen
+    return seen & (positions[:, :, None] - positions[:, None, :] < window)
 
 
 @functools.lru_cache(maxsize=64)

@@ -3,6 +3,7 @@
 from specjax.ops._attention import attention
 from specjax.ops._rope import apply_rope, rope_frequencies, rope_kinds
 from specjax.ops._sample import fold, row_keys, sample
+from specjax.ops._tree import lineage, parent_rows, tree_depth
 from specjax.ops._warp import fit_vocabulary, one_hot_log, warp
 
 __all__ = [
@@ -10,10 +11,13 @@ __all__ = [
     "attention",
     "fit_vocabulary",
     "fold",
+    "lineage",
     "one_hot_log",
+    "parent_rows",
     "rope_frequencies",
     "rope_kinds",
     "row_keys",
     "sample",
+    "tree_depth",
     "warp",
 ]

@@ -17,8 +17,10 @@ from specjax.testing._laws import (
 from specjax.testing._references import greedy_reference, reference_logits
 from specjax.testing._scripted import Scripted
 from specjax.testing._tabular import TabularLM
+from specjax.testing._trees import DraftTree
 
 __all__ = [
+    "DraftTree",
     "Scripted",
     "TabularLM",
     "check_cache",

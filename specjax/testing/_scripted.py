@@ -6,8 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.core import Checkpoint, Context, Feedback, Params, Proposal
-from specjax.ops import one_hot_log
+from specjax.core import Checkpoint, Context, Feedback, LMOutput, Params, Proposal
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +40,14 @@ class _Bound:
     gamma: int
     vocab_size: int
 
-    def init(self, params: Params, tokens: Array, length: Array, capacity: int):
+    def init(
+        self,
+        params: Params,
+        tokens: Array,
+        length: Array,
+        capacity: int,
+        target: LMOutput,
+    ) -> Params:
         return ()
 
     def propose(
@@ -55,10 +61,7 @@ class _Bound:
         tokens = jnp.take_along_axis(script, slot, axis=1)
         tokens = jnp.where(offset < right, tokens, (tokens + 1) % self.vocab_size)
         drafted = jnp.full(context.length.shape, self.gamma, jnp.int32)
-        return (
-            Proposal.chain(tokens, one_hot_log(tokens, self.vocab_size), drafted),
-            state,
-        )
+        return Proposal.chain(tokens, None, drafted), state
 
     def commit(self, params: Params, state: Params, feedback: Feedback) -> Params:
         return state

@@ -103,6 +103,7 @@ class TestSpecStats:
         stats = SpecStats.zeros(4, 3).count(
             active=jnp.array([True, True, True, False]),
             drafted=jnp.array([3, 3, 0, 3]),
+            reached=jnp.array([3, 2, 0, 3]),
             accepted=jnp.array([3, 1, 0, 3]),
             emitted=jnp.array([2, 2, 1, 4]),  # the first row: cut behind two drafts
         )
@@ -121,6 +122,7 @@ class TestSpecStats:
         stats = SpecStats.zeros(1, 2).count(
             active=jnp.array([True]),
             drafted=jnp.array([2]),
+            reached=jnp.array([1]),
             accepted=jnp.array([0]),
             emitted=jnp.array([1]),
         )
@@ -131,6 +133,7 @@ class TestSpecStats:
             return SpecStats.zeros(1, 4).count(
                 active=jnp.array([True]),
                 drafted=jnp.array([4]),
+                reached=jnp.array([min(accepted + 1, 4)]),
                 accepted=jnp.array([accepted]),
                 emitted=jnp.array([emitted]),
             )
