@@ -9,10 +9,15 @@ from specjax.testing._chi_square import chi_square, count_sequences
 from specjax.testing._laws import (
     enumerate_verifier,
     expected_accepted,
-    match_outcomes,
     next_token_laws,
-    rejection_outcomes,
     sequence_law,
+)
+from specjax.testing._outcomes import (
+    block_outcomes,
+    lossy_outcomes,
+    match_outcomes,
+    rejection_outcomes,
+    typical_outcomes,
 )
 from specjax.testing._references import greedy_reference, reference_logits
 from specjax.testing._scripted import Scripted
@@ -23,16 +28,19 @@ __all__ = [
     "DraftTree",
     "Scripted",
     "TabularLM",
+    "block_outcomes",
     "check_cache",
     "chi_square",
     "count_sequences",
     "enumerate_verifier",
     "expected_accepted",
     "greedy_reference",
+    "lossy_outcomes",
     "match_outcomes",
     "next_token_laws",
     "poison",
     "reference_logits",
     "rejection_outcomes",
     "sequence_law",
+    "typical_outcomes",
 ]

@@ -8,7 +8,6 @@ rational results.
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,64 +15,19 @@ import numpy as np
 
 from specjax.core import LanguageModel, Params, Sampling
 from specjax.ops import warp
+from specjax.testing._outcomes import Number, Outcomes
 
-Number = Any  # float or Fraction
 Law = Callable[[tuple[int, ...]], Sequence[Number]]
-# (drafts, q before each draft, p before each draft and after the last)
-#   -> {(num_accepted, the token behind them): probability}
-Outcomes = Callable[
-    [tuple[int, ...], Sequence[Sequence[Number]], Sequence[Sequence[Number]]],
-    dict[tuple[int, int], Number],
-]
-
-
-def rejection_outcomes(drafts, q, p) -> dict[tuple[int, int], Number]:
-    """The exact law of `verifiers.Rejection` for given drafts.
-
-    Draft x stays with probability min(1, p(x) / q(x)); the first that does not is
-    replaced by a draw from norm(max(0, p - q)); if all stay, one from p is added.
-
-    Args:
-        drafts: G token ids.
-        q: G laws that they were drawn from.
-        p: G + 1 laws of the target.
-
-    Returns:
-        `{(num_accepted, last token): probability}`.
-
-    Reference: Leviathan et al., arXiv 2211.17192, algorithm 1.
-    """
-    outcomes: dict[tuple[int, int], Number] = {}
-    reached = 1
-    for index, token in enumerate(drafts):
-        accept = min(1, p[index][token] / q[index][token])
-        residual = [max(a - b, 0) for a, b in zip(p[index], q[index], strict=True)]
-        total = sum(residual)
-        if reached > 0 and accept < 1 and total > 0:
-            for last, mass in enumerate(residual):
-                if mass > 0:
-                    outcomes[index, last] = reached * (1 - accept) * mass / total
-        reached = reached * accept
-    return outcomes | _bonus(len(drafts), reached, p)
-
-
-def match_outcomes(drafts, q, p) -> dict[tuple[int, int], Number]:
-    """The exact law of `verifiers.GreedyMatch`: see `rejection_outcomes`.
-
-    A draft stays if a draw from p equals it; the first draw that does not is emitted.
-    """
-    outcomes: dict[tuple[int, int], Number] = {}
-    reached = 1
-    for index, token in enumerate(drafts):
-        for last, mass in enumerate(p[index]):
-            if last != token and reached * mass > 0:
-                outcomes[index, last] = reached * mass
-        reached = reached * p[index][token]
-    return outcomes | _bonus(len(drafts), reached, p)
 
 
 def enumerate_verifier(
-    outcomes: Outcomes, draft: Law, target: Law, *, gamma: int, num_tokens: int
+    outcomes: Outcomes,
+    draft: Law,
+    target: Law,
+    *,
+    gamma: int,
+    num_tokens: int,
+    stop: Callable[[tuple[int, ...]], bool] = lambda tokens: False,
 ) -> dict[tuple[int, ...], Number]:
     """The exact law of the first tokens that speculative decoding emits.
 
@@ -84,8 +38,9 @@ def enumerate_verifier(
         outcomes: the verifier's law, such as `rejection_outcomes`.
         draft: the law that drafts are drawn from.
         target: the target's law.
-        gamma: G, drafts a round.
+        gamma: G, the most drafts a round.
         num_tokens: how many tokens to look at.
+        stop: whether a round drafts no further behind these tokens.
 
     Returns:
         `{tokens: probability}`.
@@ -95,9 +50,9 @@ def enumerate_verifier(
     while pending:
         start = min(pending, key=len)  # nothing shorter can still lead here
         chance = pending.pop(start)
-        for drafts, drawn in _chains(draft, start, gamma):
-            q = [draft(start + drafts[:i]) for i in range(gamma)]
-            p = [target(start + drafts[:i]) for i in range(gamma + 1)]
+        for drafts, drawn in _chains(draft, start, gamma, stop):
+            q = [draft(start + drafts[:i]) for i in range(len(drafts))]
+            p = [target(start + drafts[:i]) for i in range(len(drafts) + 1)]
             for (accepted, last), mass in outcomes(drafts, q, p).items():
                 tokens = (*start, *drafts[:accepted], last)[:num_tokens]
                 into = law if len(tokens) == num_tokens else pending
@@ -179,22 +134,22 @@ def _log_law(model, params, tokens, sampling):
     return warp(model.apply(params, tokens)[0].logits, sampling)
 
 
-def _chains(draft: Law, start: tuple[int, ...], gamma: int):
+def _chains(
+    draft: Law,
+    start: tuple[int, ...],
+    gamma: int,
+    stop: Callable[[tuple[int, ...]], bool] = lambda tokens: False,
+) -> list[tuple[tuple[int, ...], Number]]:
     """Every chain of drafts after `start` that can be drawn, and how likely it is."""
-    chains: list[tuple[tuple[int, ...], Number]] = [((), 1)]
+    chains: list[tuple[tuple[int, ...], Number]] = []
+    growing: list[tuple[tuple[int, ...], Number]] = [((), 1)]
     for _ in range(gamma):
-        chains = [
+        chains += [chain for chain in growing if stop(start + chain[0])]
+        growing = [
             ((*drafts, token), chance * mass)
-            for drafts, chance in chains
+            for drafts, chance in growing
+            if not stop(start + drafts)
             for token, mass in enumerate(draft(start + drafts))
             if mass > 0
         ]
-    return chains
-
-
-def _bonus(count: int, reached: Number, p) -> dict[tuple[int, int], Number]:
-    return {
-        (count, last): reached * mass
-        for last, mass in enumerate(p[count])
-        if reached > 0 and mass > 0
-    }
+    return chains + growing

@@ -3,11 +3,33 @@
 `names()` lists them, `get(name)` returns the class. Each says `lossless` true or false.
 """
 
+from specjax.verifiers._block import Block
 from specjax.verifiers._greedy import GreedyMatch
+from specjax.verifiers._lenience import Lenience
+from specjax.verifiers._lossy import (
+    Lossy,
+    LossyExponential,
+    LossyLinear,
+    LossySquare,
+)
 from specjax.verifiers._registry import registry
 from specjax.verifiers._rejection import Rejection
+from specjax.verifiers._typical import Typical
 
 names = registry.names
 get = registry.get
 
-__all__ = ["GreedyMatch", "Rejection", "get", "names", "registry"]
+__all__ = [
+    "Block",
+    "GreedyMatch",
+    "Lenience",
+    "Lossy",
+    "LossyExponential",
+    "LossyLinear",
+    "LossySquare",
+    "Rejection",
+    "Typical",
+    "get",
+    "names",
+    "registry",
+]

@@ -4,6 +4,8 @@ Axes: B rows, G draft length (the depth of a tree), M drafts (the nodes of a tre
 vocabulary. Laws of the target have M + 1 entries, the first before any draft.
 """
 
+import numbers
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -18,6 +20,16 @@ def require_chain(verifier, proposal: Proposal) -> None:
         raise ValueError(
             f"the verifier {type(verifier).__name__} takes chains of drafts only, got "
             "a tree; use a verifier of trees, such as Rejection"
+        )
+
+
+def require_fraction(verifier, name: str) -> None:
+    """Raises a ValueError unless the setting `name` is a number in (0, 1]."""
+    value = getattr(verifier, name)
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not 0 < float(value) <= 1:
+        raise ValueError(
+            f"{type(verifier).__name__} needs {name} in (0, 1], got {value!r}"
         )
 
 

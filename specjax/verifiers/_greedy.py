@@ -53,6 +53,4 @@ class GreedyMatch:
             path.append(jnp.where(going, child, 0))
         none = jnp.zeros((batch, 0), jnp.int32)
         path = jnp.stack(path, axis=1) if path else none
-        if proposal.is_chain:
-            path = jnp.broadcast_to(jnp.arange(proposal.depth)[None, :], path.shape)
         return path_verdict(proposal, num_accepted, path, last)
