@@ -10,11 +10,15 @@ from specjax.models._convert import (
     tensor_shapes,
     tensor_to_hf,
 )
-from specjax.models._surgery import grow, take_layers
+from specjax.models._head import HEAD_IDS, HEAD_MARK, HeadVocabulary
+from specjax.models._surgery import grow, reduce_head, take_layers
 from specjax.models._transformer import CausalLM
 
 __all__ = [
+    "HEAD_IDS",
+    "HEAD_MARK",
     "CausalLM",
+    "HeadVocabulary",
     "ModelConfig",
     "architectures",
     "config_from_hf",
@@ -22,6 +26,7 @@ __all__ = [
     "freeze",
     "grow",
     "param_path",
+    "reduce_head",
     "take_layers",
     "tensor_from_hf",
     "tensor_shapes",

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.models._head import HeadVocabulary
 from specjax.ops import rope_frequencies
 
 
@@ -24,6 +25,8 @@ class ModelConfig:
         rope_theta: base of the rotary frequencies.
         rope_scaling: settings as sorted pairs (hashable); see `ops.rope_frequencies`.
         tie_word_embeddings: the head is the embedding.
+        head: the ids that the head has rows for; None: all V. A reduced head is never
+            tied. Any id can be read, and logits are `-inf` where there is no row.
         qkv_bias: biases on query, key and value projections (Qwen2).
         out_bias: a bias on the output projection.
         mlp_bias: biases in the MLP.
@@ -52,6 +55,7 @@ class ModelConfig:
     qk_norm: bool = False
     sliding_window: int | None = None
     kernel_layout: str = "io"
+    head: HeadVocabulary | None = None
 
     def __post_init__(self):
         for name in (
@@ -76,6 +80,8 @@ class ModelConfig:
             raise ValueError(
                 f"kernel_layout must be 'io' or 'oi', got {self.kernel_layout!r}"
             )
+        if self.head is not None:
+            self._check_head(self.head)
         if isinstance(self.rope_scaling, Mapping):
             raise ValueError("rope_scaling must be sorted pairs: use freeze(settings)")
         # An unknown kind or a missing setting fails here, not in the first trace.
@@ -86,6 +92,23 @@ class ModelConfig:
             scaling=dict(self.rope_scaling),
         )
 
+    def _check_head(self, head: HeadVocabulary) -> None:
+        if self.tie_word_embeddings:
+            raise ValueError(
+                "a reduced head has rows of its own: it needs "
+                "tie_word_embeddings=False, got True"
+            )
+        if head.ids[-1] >= self.vocab_size:
+            raise ValueError(
+                f"the ids of the head must be below vocab_size={self.vocab_size}, got "
+                f"{head.ids[-1]}"
+            )
+
+    @property
+    def head_size(self) -> int:
+        """Rows of the head: V, or W of a reduced one."""
+        return self.vocab_size if self.head is None else self.head.size
+
     @property
     def num_params(self) -> int:
         """How many parameters there are, a tied head counted once."""
@@ -94,8 +117,9 @@ class ModelConfig:
         layer = 2 * d + d * (q + 2 * kv) + q * d + 3 * d * self.intermediate_size
         layer += (q + 2 * kv) * self.qkv_bias + d * self.out_bias
         layer += (2 * self.intermediate_size + d) * self.mlp_bias + 2 * h * self.qk_norm
-        heads = 1 if self.tie_word_embeddings else 2
-        return self.num_layers * layer + heads * self.vocab_size * d + d
+        rows = self.vocab_size
+        rows += 0 if self.tie_word_embeddings else self.head_size
+        return self.num_layers * layer + rows * d + d
 
 
 def freeze(settings: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:

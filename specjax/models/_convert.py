@@ -12,6 +12,7 @@ import numpy as np
 
 from specjax.models._config import ModelConfig, freeze
 from specjax.models._families import families
+from specjax.models._head import HeadVocabulary, check_head, mark_head
 from specjax.ops import rope_kinds
 
 _COMMON = {
@@ -28,7 +29,11 @@ def architectures() -> tuple[str, ...]:
 
 
 def config_from_hf(
-    hf: Mapping[str, Any], *, kernel_layout: str = "io", source: str = "config.json"
+    hf: Mapping[str, Any],
+    *,
+    kernel_layout: str = "io",
+    source: str = "config.json",
+    head: HeadVocabulary | None = None,
 ) -> ModelConfig:
     """Reads the dict of a config.json.
 
@@ -36,13 +41,14 @@ def config_from_hf(
         hf: the dict, as transformers 4 or 5 writes it.
         kernel_layout: see `ModelConfig`.
         source: where it came from, for messages.
+        head: of a reduced head its ids, which lie among the weights.
 
     Returns:
         The configuration.
 
     Raises:
-        ValueError: an unknown architecture, a missing key, or an option that this
-            package would not honour.
+        ValueError: an unknown architecture, a missing key, an option that this package
+            would not honour, or a head that is not the one that the dict speaks of.
     """
     name = (hf.get("architectures") or ["(none given)"])[0]
     try:
@@ -53,6 +59,7 @@ def config_from_hf(
     hf = {**_COMMON, **family.defaults, **hf}
     hf = {key: value for key, value in hf.items() if value is not None}
     _refuse_unsupported(hf, source)
+    head = check_head(hf, head, source)
     try:
         options = family.read(hf)
         num_heads = hf["num_attention_heads"]
@@ -71,6 +78,7 @@ def config_from_hf(
             rope_scaling=freeze(scaling),
             tie_word_embeddings=bool(hf["tie_word_embeddings"]),
             kernel_layout=kernel_layout,
+            head=head,
             **options,
         )
     except KeyError as missing:
@@ -79,6 +87,9 @@ def config_from_hf(
 
 def config_to_hf(config: ModelConfig, architecture: str | None = None) -> dict:
     """Writes the dict of a config.json that transformers 4 and 5 read alike.
+
+    They have no reduced heads: a configuration with one gets a `model_type` that they
+    refuse.
 
     Args:
         config: the configuration.
@@ -90,6 +101,9 @@ def config_to_hf(config: ModelConfig, architecture: str | None = None) -> dict:
     Raises:
         ValueError: no known architecture has this combination of options.
     """
+    if config.head is not None:
+        full = dataclasses.replace(config, head=None)
+        return mark_head(config_to_hf(full, architecture), config.head)
     names = ("LlamaForCausalLM", *architectures())
     if architecture in architectures():
         names = (architecture, *names)
@@ -155,7 +169,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes |= {f"{prefix}{name}.weight": (size,) for name, size in norms.items()}
     shapes["model.norm.weight"] = (width,)
     if not c.tie_word_embeddings:
-        shapes["lm_head.weight"] = (c.vocab_size, width)
+        shapes["lm_head.weight"] = (c.head_size, width)
     return shapes
 
 

@@ -1,13 +1,15 @@
-"""Models made of other models: fewer layers, or more."""
+"""Models made of other models: fewer layers, more, or a smaller head."""
 
 import dataclasses
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.core import Params
 from specjax.models._config import ModelConfig
+from specjax.models._head import HeadVocabulary
 
 
 def take_layers(
@@ -71,3 +73,38 @@ def grow(
                 layer[block][name] = jax.tree.map(jnp.zeros_like, layer[block][name])
         deep[f"layers_{index}"] = layer
     return dataclasses.replace(config, num_layers=num_layers), deep
+
+
+def reduce_head(
+    config: ModelConfig, params: Params, ids: Sequence[int] | np.ndarray
+) -> tuple[ModelConfig, Params]:
+    """The same model with a head over chosen ids: a cheaper draft.
+
+    It reads every id as before and gives the chosen ones the same logits; the others
+    get `-inf`. (`data.frequent_tokens` chooses.)
+
+    Args:
+        config: of a model with a full head, its own or the embedding.
+        params: its parameters.
+        ids: what the head shall have rows for, ascending.
+
+    Returns:
+        The configuration and a copy of the parameters, where `lm_head` has one row an
+        id.
+
+    Raises:
+        ValueError: ids that do not ascend or that the vocabulary lacks, or a head that
+            is reduced already.
+    """
+    if config.head is not None:
+        raise ValueError(
+            f"the head is reduced to {config.head.size} ids already, and rows that it "
+            "lacks cannot be had back: reduce the model that it came from"
+        )
+    head = HeadVocabulary(ids)
+    reduced = dataclasses.replace(config, head=head, tie_word_embeddings=False)
+    rows = params["embed_tokens" if config.tie_word_embeddings else "lm_head"]
+    copied = jax.tree.map(
+        jnp.array, {k: v for k, v in params.items() if k != "lm_head"}
+    )
+    return reduced, {**copied, "lm_head": jnp.asarray(rows)[head.ids]}

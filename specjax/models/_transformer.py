@@ -11,11 +11,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from specjax.core import KVCache, LMOutput, Params, near
 from specjax.models._config import ModelConfig
-from specjax.ops import apply_rope, attention, rope_frequencies
+from specjax.models._head import HeadVocabulary
+from specjax.ops import apply_rope, attention, rope_frequencies, spread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,16 @@ class CausalLM:
     @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
+
+    @property
+    def head(self) -> HeadVocabulary | None:
+        """The ids that a reduced head has rows for; None: all."""
+        return self.config.head
+
+    @property
+    def head_ids(self) -> np.ndarray | None:
+        """Of a reduced head its ids `[W]`, ascending int32; None: all V."""
+        return None if self.head is None else self.head.ids
 
     @property
     def max_length(self) -> int:
@@ -91,13 +103,15 @@ class CausalLM:
             {"params": params}, tokens, cache, positions, mask, features
         )  # pyright: ignore[reportReturnType]
 
-    def unembed(self, params: Params, hidden: Array) -> Array:
+    def unembed(self, params: Params, hidden: Array, *, reduced: bool = False) -> Array:
         """The head alone: logits `[*B, V]` of `LMOutput.hidden [*B, D]`.
 
-        Training uses it to make logits of a few positions at a time.
+        Training uses it to make logits of a few positions at a time; and with `reduced`
+        those `[*B, W]` of `head_ids` alone, without the ids that a reduced head lacks.
+        Of a full head they are all V.
         """
         return _Decoder(self.config).apply(
-            {"params": params}, hidden, method=_Decoder.unembed
+            {"params": params}, hidden, reduced, method=_Decoder.unembed
         )  # pyright: ignore[reportReturnType]
 
     def feature_names(self) -> tuple[str, ...]:
@@ -225,7 +239,7 @@ class _Decoder(nn.Module):
         self.norm = _RMSNorm(c.rms_norm_eps)
         if not c.tie_word_embeddings:
             self.lm_head = self.param(
-                "lm_head", nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size)
+                "lm_head", nn.initializers.normal(0.02), (c.head_size, c.hidden_size)
             )
 
     def __call__(
@@ -252,12 +266,15 @@ class _Decoder(nn.Module):
         found = {name: seen[name] for name in features}
         return LMOutput(self.unembed(hidden), hidden, found), cache
 
-    def unembed(self, hidden: Array) -> Array:
-        tied = self.config.tie_word_embeddings
-        weight = self.embed_tokens if tied else self.lm_head
+    def unembed(self, hidden: Array, reduced: bool = False) -> Array:
+        c = self.config
+        weight = self.embed_tokens if c.tie_word_embeddings else self.lm_head
         rows = hidden.reshape(-1, hidden.shape[-1])
         logits = (weight @ rows.T).T if rows.shape[0] == 1 else rows @ weight.T
-        return logits.reshape(*hidden.shape[:-1], weight.shape[0])
+        logits = logits.reshape(*hidden.shape[:-1], weight.shape[0])
+        if c.head is None or reduced:
+            return logits
+        return spread(logits, c.head.ids, c.vocab_size)
 
 
 def _block_mask(positions: Array, mask: Array | None, window: int | None) -> Array:
