@@ -26,7 +26,7 @@ def model_digest(checkpoint: Checkpoint) -> str:
     config, layout = checkpoint.config, None
     settings = repr(checkpoint.model if config is None else config)
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        fields = dataclasses.asdict(config)
+        fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
         layout = fields.pop("kernel_layout", None)
         settings = repr(sorted(fields.items()))
     digest = hashlib.sha256(settings.encode())

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from specjax.core import Checkpoint
 from specjax.io._paths import replace_folder, sibling_folder, umask
 from specjax.models import (
+    HEAD_IDS,
     ModelConfig,
     config_to_hf,
     param_path,
@@ -37,6 +38,9 @@ def export(
     It holds config.json, safetensors weights (in the dtype they have, sharded with an
     index where they are large), generation_config.json and the tokeniser. Everything is
     written beside the folder and then renamed, so nothing half-written is ever there.
+
+    transformers has no reduced heads: a model with one comes with the ids of its head
+    among the weights, and a config.json that only `specjax.load` takes.
 
     Args:
         checkpoint: what to write; its `config` must be a `ModelConfig`.
@@ -112,9 +116,9 @@ def _is_ours(path: Path) -> bool:
     return path.is_file() and path.name.endswith(known)
 
 
-def _leaves(params: Any, config: ModelConfig) -> dict[str, jax.Array]:
+def _leaves(params: Any, config: ModelConfig) -> dict[str, Any]:
     """Parameters under Hugging Face names, checked against the configuration."""
-    leaves = {}
+    leaves: dict[str, Any] = {}
     for name, shape in tensor_shapes(config).items():
         leaf = params
         for key in param_path(name):
@@ -131,10 +135,12 @@ def _leaves(params: Any, config: ModelConfig) -> dict[str, jax.Array]:
                 f"configuration of the checkpoint, got {leaf.shape}"
             )
         leaves[name] = leaf
+    if config.head is not None:
+        leaves[HEAD_IDS] = config.head.ids
     return leaves
 
 
-def _first_dtype(leaves: dict[str, jax.Array]) -> np.dtype:
+def _first_dtype(leaves: dict[str, Any]) -> np.dtype:
     return next(iter(leaves.values())).dtype
 
 
@@ -172,7 +178,7 @@ def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def _write_weights(
-    leaves: dict[str, jax.Array], config: ModelConfig, folder: Path, limit: int
+    leaves: dict[str, Any], config: ModelConfig, folder: Path, limit: int
 ) -> None:
     """Writes shard by shard; one shard is on the host at a time."""
     groups = list(_groups(leaves, limit))
@@ -194,7 +200,7 @@ def _write_weights(
         _write_json(folder / _INDEX, index)
 
 
-def _groups(leaves: dict[str, jax.Array], limit: int) -> Iterator[list[str]]:
+def _groups(leaves: dict[str, Any], limit: int) -> Iterator[list[str]]:
     group, size = [], 0
     for name, leaf in leaves.items():
         if group and size + leaf.nbytes > limit:

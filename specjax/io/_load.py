@@ -17,8 +17,8 @@ from specjax.io._gguf import (
 )
 from specjax.io._gguf_tokenizer import gguf_tokenizer
 from specjax.io._tokenizer import folder_tokenizer
-from specjax.io._weights import read_json, read_shards, shards, to_params
-from specjax.models import CausalLM, config_from_hf
+from specjax.io._weights import read_head, read_json, read_shards, shards, to_params
+from specjax.models import HEAD_MARK, CausalLM, config_from_hf
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -117,8 +117,9 @@ def _load_folder(
 ) -> Checkpoint:
     hf = read_json(folder / "config.json")
     layout = kernel_layout or best_kernel_layout(int(hf.get("hidden_size") or 1))
+    head = read_head(shards(folder), repr(str(folder))) if HEAD_MARK in hf else None
     config = config_from_hf(
-        hf, kernel_layout=layout, source=str(folder / "config.json")
+        hf, kernel_layout=layout, source=str(folder / "config.json"), head=head
     )
     files = shards(folder)
     tokenizer = folder_tokenizer(folder)

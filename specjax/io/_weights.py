@@ -1,5 +1,6 @@
 """Reads safetensors one tensor at a time, without torch."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from specjax.core import Params
 from specjax.models import (
+    HEAD_IDS,
+    HeadVocabulary,
     ModelConfig,
     param_path,
     tensor_from_hf,
@@ -98,21 +101,54 @@ def read_shards(files: Mapping[Path, list[str] | None]) -> Iterator[tuple[str, A
         ValueError: a file is truncated, or lacks a tensor that the index promised.
     """
     for path, names in files.items():
+        with _opened(path) as file:
+            present = set(file.keys())
+            for name in file.keys() if names is None else names:
+                if name not in present:
+                    raise ValueError(
+                        f"the index says that {path.name} holds {name!r}, which it "
+                        "does not; download the folder again"
+                    )
+                yield name, file.get_tensor(name)
+
+
+def read_head(files: Mapping[Path, Any], source: str) -> HeadVocabulary:
+    """The ids of a reduced head, which lie among the weights.
+
+    Args:
+        files: from `shards`.
+        source: whose they are, for messages.
+
+    Raises:
+        ValueError: they are missing, or no ids of a head.
+    """
+    for path in files:
+        with _opened(path) as file:
+            if HEAD_IDS not in file.keys():
+                continue
+            ids = file.get_tensor(HEAD_IDS)
         try:
-            with safe_open(path, framework="numpy") as file:
-                present = set(file.keys())
-                for name in file.keys() if names is None else names:
-                    if name not in present:
-                        raise ValueError(
-                            f"the index says that {path.name} holds {name!r}, which "
-                            "it does not; download the folder again"
-                        )
-                    yield name, file.get_tensor(name)
-        except SafetensorError as error:
+            return HeadVocabulary(ids)
+        except ValueError as error:
             raise ValueError(
-                f"{str(path)!r} is not a whole safetensors file ({error}); download "
-                "or export it again"
+                f"{source} holds a damaged {HEAD_IDS!r} ({error}); export it again"
             ) from None
+    raise ValueError(
+        f"{source} says that its head is reduced, but lacks the tensor {HEAD_IDS!r} "
+        "that says to which ids; export it again"
+    )
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(
+            f"{str(path)!r} is not a whole safetensors file ({error}); download or "
+            "export it again"
+        ) from None
 
 
 def to_params(
@@ -136,6 +172,7 @@ def to_params(
     """
     wanted, params = tensor_shapes(config), {}
     skipped = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    skipped |= {HEAD_IDS} if config.head is not None else set()
     missing = dict(wanted)
     for name, array in tensors:
         if name in skipped or (name.endswith(_IGNORED) and name not in wanted):
