@@ -27,6 +27,7 @@ from specjax.data._corpus import (
     split,
     standard_library,
 )
+from specjax.data._frequency import FrequentTokens, count_tokens, frequent_tokens
 from specjax.data._packing import Batches, pack, pad_prompts
 from specjax.data._prompts import Prompt, load_prompts, packaged_prompts
 from specjax.data._tokenizer import encode, train_bpe
@@ -37,6 +38,7 @@ __all__ = [
     "Document",
     "EncodedPrompts",
     "Example",
+    "FrequentTokens",
     "PaddedExamples",
     "Prompt",
     "chat_example",
@@ -44,7 +46,9 @@ __all__ = [
     "chat_prompts",
     "completion_example",
     "completion_mask",
+    "count_tokens",
     "encode",
+    "frequent_tokens",
     "load_conversations",
     "load_documents",
     "load_prompts",
