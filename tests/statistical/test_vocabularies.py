@@ -10,6 +10,7 @@ import pytest
 from specjax import drafters
 from specjax.core import Checkpoint, Sampling
 from specjax.decoding import decode
+from specjax.models import CausalLM, HeadVocabulary, ModelConfig
 from specjax.ops import row_keys
 from specjax.testing import TabularLM, chi_square, count_sequences, sequence_law
 
@@ -35,19 +36,48 @@ def tokens(drafter, params, drafter_params, keys):
     return out.tokens[:, 2:]
 
 
-@pytest.mark.parametrize("size", [3, 5])
-def test_a_smaller_and_a_larger_draft_vocabulary_are_lossless(size):
+def table(size):
+    return TabularLM(size, order=1)
+
+
+def reduced(size, ids):
+    """A transformer whose head lacks ids; its last ones may be padding."""
+    config = ModelConfig(
+        vocab_size=size,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        tie_word_embeddings=False,
+        head=HeadVocabulary(ids),
+    )
+    return CausalLM(config)
+
+
+DRAFTS = {  # and the ids that it can write
+    "smaller": (table(3), [0, 1, 2]),
+    "larger": (table(5), [0, 1, 2, 3]),
+    "reduced head": (reduced(4, [0, 2]), [0, 2]),
+    "reduced and padded": (reduced(7, [1, 2, 5]), [1, 2]),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_another_draft_vocabulary_is_lossless(name):
     """https://github.com/vllm-project/vllm/issues/7252
 
-    The control: a target without the ids that the draft lacks is told apart.
+    The control: a target without ids that the draft lacks is told apart.
     """
-    model = TabularLM(size, order=1)
+    model, ids = DRAFTS[name]
     draft = Checkpoint(model, model.init(jax.random.key(3)))
     drafter, drafter_params = drafters.TwoModel(draft, gamma=2).bind(TARGET, 4)
     rows = tokens(drafter, TARGET.params, drafter_params, row_keys(jnp.arange(ROWS)))
     counts = count_sequences(np.asarray(rows), 4)
     law = sequence_law(MODEL, TARGET.params, PROMPT, 2, Sampling(1.0))
     assert chi_square(counts, law) > 1e-3
-    masked = {"table": TARGET.params["table"].at[..., 3:].set(-jnp.inf)}
+    lost = [3] if len(ids) == 4 else [i for i in range(4) if i not in ids]
+    masked = {"table": TARGET.params["table"].at[..., jnp.array(lost)].set(-jnp.inf)}
     masked_law = sequence_law(MODEL, masked, PROMPT, 2, Sampling(1.0))
     assert chi_square(counts, masked_law) < 1e-6
