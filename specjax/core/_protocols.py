@@ -104,9 +104,10 @@ class Proposal:
     - candidates that were not drawn (top-k, look-up): a point mass each, which is
       what None says for all of them. Never the softmax that they were chosen by.
 
-    Which nodes there are may depend on tokens that were drawn before them, but a token
-    that was drawn must stay, whatever it is: to leave out drawn tokens that look bad
-    changes the law of those that remain.
+    None is lossless wherever the tokens come from, but drafts that were drawn stay more
+    often with their law. With a law, which nodes there are may depend on tokens drawn
+    before them, but what was drawn must stay, whatever it is: to leave out drawn tokens
+    that look bad changes the law of those that remain.
     """
 
     tokens: Array  # [B, M] int32

@@ -22,25 +22,36 @@ from specjax.testing._outcomes import (
 from specjax.testing._references import greedy_reference, reference_logits
 from specjax.testing._scripted import Scripted
 from specjax.testing._tabular import TabularLM
-from specjax.testing._trees import DraftTree
+from specjax.testing._tree_laws import (
+    enumerate_tree,
+    node_law,
+    tree_match_outcomes,
+    tree_rejection_outcomes,
+)
+from specjax.testing._trees import DraftTree, ScriptedTree
 
 __all__ = [
     "DraftTree",
     "Scripted",
+    "ScriptedTree",
     "TabularLM",
     "block_outcomes",
     "check_cache",
     "chi_square",
     "count_sequences",
+    "enumerate_tree",
     "enumerate_verifier",
     "expected_accepted",
     "greedy_reference",
     "lossy_outcomes",
     "match_outcomes",
     "next_token_laws",
+    "node_law",
     "poison",
     "reference_logits",
     "rejection_outcomes",
     "sequence_law",
+    "tree_match_outcomes",
+    "tree_rejection_outcomes",
     "typical_outcomes",
 ]

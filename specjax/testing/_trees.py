@@ -1,10 +1,9 @@
-"""A drafter of trees of every kind, from a language model that reads a few tokens."""
+"""Drafters of trees: one of every kind from a language model, and one by a script."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from specjax.core import (
@@ -16,7 +15,7 @@ from specjax.core import (
     Params,
     Proposal,
 )
-from specjax.ops import fold, sample, tree_depth, warp
+from specjax.ops import fold, lineage, sample, tree_depth, warp
 
 Siblings = Literal["best", "with_replacement", "without_replacement"]
 
@@ -78,14 +77,12 @@ class DraftTree:
         self, params: Params, keys: Array, state: Params, context: Context
     ) -> tuple[Proposal, Params]:
         """Draws one node after the other, each from the law behind its parent."""
-        size, batch = self.num_nodes, context.length.shape[0]
-        padded = np.array([[*t, *[-1] * (size - len(t))] for t in self.trees], np.int32)
-        which = context.length % len(self.trees)
-        parents = jnp.asarray(padded)[which]  # [B, M]
+        batch = context.length.shape[0]
+        parents, sizes = _pick_tree(self.trees, context.length)
         back = jnp.arange(-self.window, 0)[None, :]
         windows = [context.token_at(context.length[:, None] + back)]
         tokens, laws = [], []
-        for node in range(size):
+        for node in range(self.num_nodes):
             window = _row(jnp.stack(windows, axis=1), parents[:, node] + 1)
             law = self._law(params, window, context)
             # Which of the earlier nodes are siblings, and their tokens.
@@ -95,7 +92,6 @@ class DraftTree:
             tokens.append(token)
             laws.append(law)
             windows.append(jnp.concatenate([window[:, 1:], token[:, None]], axis=1))
-        sizes = jnp.array([len(tree) for tree in self.trees], jnp.int32)[which]
         proposal = Proposal.tree(
             jnp.stack(tokens, axis=1),
             None if self.siblings == "best" else jnp.stack(laws, axis=1),
@@ -121,8 +117,9 @@ class DraftTree:
         same = earlier[:, :, None] == jnp.arange(law.shape[1])[None, None, :]
         taken = jnp.any(same & twin[:, :, None], axis=1)
         if self.siblings == "best":
-            token = jnp.argmax(jnp.where(taken, -jnp.inf, law), axis=1)
-            return token.astype(jnp.int32), law
+            # (Of a law that says never, any token will do.)
+            rank = jnp.where(taken, -jnp.inf, jnp.maximum(law, -1e30))
+            return jnp.argmax(rank, axis=1).astype(jnp.int32), law
         if self.siblings == "without_replacement":
             rest = jnp.where(taken, -jnp.inf, law)
             total = jnp.log(jnp.sum(jnp.exp(rest), axis=1, keepdims=True))
@@ -134,3 +131,89 @@ class DraftTree:
 def _row(x: Array, index: Array) -> Array:
     """`x [B, N, W]` at `index [B]`: `[B, W]`."""
     return jnp.take_along_axis(x, index[:, None, None], axis=1)[:, 0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScriptedTree:
+    """Drafts trees in which one branch says what a script says, as far as it is told.
+
+    With the greedy continuation as the script, a known number of drafts stays on a
+    known branch in every round: the leaf of number `length % leaves`. The counterpart
+    of `Scripted` for trees.
+
+    Attributes:
+        trees: the parents of each tree, as in `DraftTree`.
+        tokens: `[B, S]`, the whole text of each row as it will be, prompt included.
+        right: `[B]` or one number, how many nodes of the branch follow the script, all
+            others are wrong. Negative: as many as the row's length modulo G + 1.
+    """
+
+    trees: tuple[tuple[int, ...], ...]
+    tokens: Any
+    right: Any = -1
+
+    def bind(self, target: Checkpoint, max_length: int) -> tuple["_Bound", Params]:
+        """See `Drafter.bind`."""
+        tokens = jnp.asarray(self.tokens, jnp.int32)
+        right = jnp.broadcast_to(jnp.asarray(self.right, jnp.int32), tokens.shape[:1])
+        return _Bound(self.trees, target.model.vocab_size), (tokens, right)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bound:
+    trees: tuple[tuple[int, ...], ...]
+    vocab_size: int
+
+    @property
+    def gamma(self) -> int:
+        return max(tree_depth(tree) for tree in self.trees)
+
+    @property
+    def num_nodes(self) -> int:
+        return max(len(tree) for tree in self.trees)
+
+    def init(
+        self,
+        params: Params,
+        tokens: Array,
+        length: Array,
+        capacity: int,
+        target: LMOutput,
+    ) -> Params:
+        return ()
+
+    def propose(
+        self, params: Params, keys: Array, state: Params, context: Context
+    ) -> tuple[Proposal, Params]:
+        (script, right), length = params, context.length
+        parents, sizes = _pick_tree(self.trees, length)
+        way, depth = lineage(parents, self.gamma)
+        way, depth = way[:, 1:, 1:], depth[:, 1:]  # of nodes
+        # The leaf of this round, and the branch from the root to it.
+        number = jnp.arange(self.num_nodes)[None, :]
+        is_leaf = ~jnp.any(parents[:, None, :] == number[:, :, None], axis=2)
+        is_leaf &= number < sizes[:, None]
+        wanted = length % jnp.sum(is_leaf, axis=1)
+        rank = jnp.cumsum(is_leaf, axis=1) - 1
+        leaf = jnp.argmax(is_leaf & (rank == wanted[:, None]), axis=1)
+        branch = jnp.take_along_axis(way, leaf[:, None, None], axis=1)[:, 0]
+
+        right = jnp.where(right < 0, length % (self.gamma + 1), right)
+        follows = branch & (depth <= right[:, None])
+        slot = jnp.minimum(length[:, None] + depth - 1, script.shape[1] - 1)
+        tokens = jnp.take_along_axis(script, slot, axis=1)
+        wrong = (tokens + 1 + number % (self.vocab_size - 1)) % self.vocab_size
+        tokens = jnp.where(follows, tokens, wrong)
+        static = self.trees[0] if len(self.trees) == 1 else parents
+        return Proposal.tree(tokens, None, sizes, static, self.gamma), state
+
+    def commit(self, params: Params, state: Params, feedback: Feedback) -> Params:
+        return state
+
+
+def _pick_tree(trees: tuple[tuple[int, ...], ...], length: Array):
+    """The parents `[B, M]` and the size `[B]` of the tree of this round."""
+    size, which = max(len(tree) for tree in trees), length % len(trees)
+    padded = [[*tree, *[-1] * (size - len(tree))] for tree in trees]
+    sizes = [len(tree) for tree in trees]
+    return jnp.array(padded, jnp.int32)[which], jnp.array(sizes, jnp.int32)[which]
