@@ -9,8 +9,10 @@ import pytest
 
 from specjax.core import (
     Context,
+    Feedback,
     KVCache,
     LanguageModel,
+    LMOutput,
     Proposal,
     Registry,
     Sampling,
@@ -211,6 +213,48 @@ class TestKVCache:
         near = cache.visible(2, None, 2).astype(int).tolist()
         assert near[0] == [[0, 1, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0]]
 
+    def test_a_window_counts_positions_not_slots(self):
+        """Siblings have one position: both see as far back as the only child would."""
+        cache = self.make().with_length(jnp.array([2, 3]))
+        siblings = jnp.array([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]] * 2, bool)
+        positions = jnp.array([[7, 8, 8], [0, 1, 1]])  # only differences count
+        seen = cache.visible(3, siblings, 3, positions).astype(int).tolist()
+        assert seen[0] == [
+            [1, 1, 1, 0, 0, 0],
+            [0, 1, 1, 1, 0, 0],
+            [0, 1, 1, 0, 1, 0],
+        ]
+        assert seen[1][2] == [0, 0, 1, 1, 0, 1]
+        chain = jnp.array([[2, 3, 4], [3, 4, 5]])
+        np.testing.assert_array_equal(
+            cache.visible(3, None, 2, chain), cache.visible(3, None, 2)
+        )
+
+    @pytest.mark.parametrize("batch", [1, 2])
+    def test_compact_makes_a_chain_of_a_path(self, batch):
+        cache = self.make(8).with_length(jnp.array([2, 1]))
+        cache, *_ = cache.update(0, self.block(1, 5), self.block(11, 5))
+        cache, *_ = cache.update(1, self.block(21, 5), self.block(31, 5))
+        cache = jax.tree.map(lambda x: x[:batch], cache)
+        path = jnp.array([[1, 3, 0], [0, 4, 4]])[:batch]
+        moved = cache.compact(cache.length, path)
+        assert moved.length.tolist() == cache.length.tolist()
+        for old, new in zip(
+            (*cache.keys, *cache.values), (*moved.keys, *moved.values), strict=True
+        ):
+            for row in range(batch):
+                start = int(cache.length[row])
+                kept = new[row, 0, start : start + 3, 0].tolist()
+                assert kept == old[row, 0, start + path[row], 0].tolist()
+                np.testing.assert_array_equal(new[row, 0, :start], old[row, 0, :start])
+
+    def test_compact_drops_what_falls_behind_the_last_slot(self):
+        cache = self.make(6).with_length(jnp.array([4, 3]))
+        cache, *_ = cache.update(0, self.block(1, 3), self.block(1, 3))
+        moved = cache.compact(cache.length, jnp.array([[1, 2, 2], [0, 2, 2]]))
+        assert moved.keys[0][:, 0, :, 0].tolist()[1] == [0, 0, 0, 4, 6, 6]
+        assert moved.keys[0][:, 0, :4, 0].tolist()[0] == [0, 0, 0, 0]
+
 
 def test_context_reads_tokens_at_absolute_positions():
     context = Context(jnp.array([[5, 6, 7], [8, 9, 0]]), jnp.array([3, 2]), Sampling())
@@ -223,6 +267,32 @@ def test_context_reads_tokens_at_absolute_positions():
 def test_a_chain_is_a_tree_of_first_children():
     proposal = Proposal.chain(jnp.zeros((1, 3), int), jnp.zeros((1, 3, 4)), jnp.ones(1))
     assert proposal.parents == (-1, 0, 1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_proposal_goes_through_jit_with_its_tree(dynamic):
+    parents = (-1, -1, 0)
+    rows = jnp.array([parents] * 2) if dynamic else parents
+    tokens = jnp.zeros((2, 3), int)
+    proposal = Proposal.tree(tokens, None, jnp.array([3, 2]), rows, depth=2)
+    again = jax.jit(lambda x: x)(proposal)
+    assert again.depth == 2 and again.log_q is None and not again.is_chain
+    assert isinstance(again.parents, tuple) != dynamic
+    assert np.asarray(again.parents).tolist() == np.asarray(rows).tolist()
+    assert len(jax.tree.leaves(proposal)) == 2 + dynamic
+
+
+def test_feedback_reads_along_the_path():
+    hidden = jnp.arange(2 * 5).reshape(2, 5, 1)
+    feedback = Feedback(
+        length=jnp.array([9, 9]),
+        num_accepted=jnp.array([2, 0]),
+        target=LMOutput(hidden, hidden),
+        path=jnp.array([[1, 3], [0, 0]]),
+    )
+    assert feedback.along_path(hidden)[0, :, 0].tolist() == [0, 2, 4]
+    assert feedback.along_path(hidden)[1, 0, 0] == 5
+    assert feedback.at_end(hidden)[:, 0].tolist() == [4, 5]
 
 
 def test_protocols_are_met():
