@@ -29,6 +29,11 @@ class Sequences:
         """All rows, in an order of their own for each epoch."""
         return Batches(self.batch(np.arange(len(self.tokens))), batch_size, seed)
 
+    def counts(self, vocab_size: int) -> np.ndarray:
+        """How often each id comes, `[V]`; padding is not counted."""
+        rows = zip(self.tokens, self.length, strict=True)
+        return data.count_tokens((row[:length] for row, length in rows), vocab_size)
+
     def batch(self, rows: np.ndarray) -> Batch:
         """The rows as a batch."""
         tokens, length = self.tokens[rows], self.length[rows]

@@ -57,12 +57,29 @@ class Target:
 
 @dataclass(frozen=True)
 class Draft:
-    """The small model: a checkpoint, some of the target's layers, or from scratch."""
+    """The small model: a checkpoint, some of the target's layers, or from scratch.
+
+    Attributes:
+        source: a checkpoint, or none.
+        layers: of the target, which the draft is made of; none: from scratch.
+        size: of a draft from scratch.
+        vocab_size: ids that the draft's head has rows for, the commonest of the
+            training text and the end of text; none: all. It reads every id all the
+            same, and the target writes those that it cannot.
+        train: by cross-entropy, before anything is distilled.
+    """
 
     source: str | None = None
     layers: tuple[int, ...] = ()
     size: Size = Size(1, 64, 176, 2, 1, 32)
+    vocab_size: int | None = None
     train: Stage = Stage(steps=450, learning_rate=2e-2, max_seconds=20)
+
+    def __post_init__(self):
+        if self.vocab_size is not None and self.vocab_size < 1:
+            raise ValueError(
+                f"draft.vocab_size must be at least 1 or none, got {self.vocab_size}"
+            )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from experiments._distillspec_config import Config, Size, Stage
 from specjax import data, distill, load
 from specjax.core import Checkpoint, Sampling
 from specjax.io import check_same_tokenizer
-from specjax.models import CausalLM, ModelConfig, grow, take_layers
+from specjax.models import CausalLM, ModelConfig, grow, reduce_head, take_layers
 
 _EVAL_ROWS = 16  # rows scored at once for a point of the learning curve
 
@@ -64,19 +64,53 @@ class Run:
         return self._train_target(tokenizer, corpus), corpus
 
     def standard_draft(self, target: Checkpoint) -> Checkpoint:
-        """Where every draft starts: a checkpoint, layers of the target, or scratch."""
+        """Where every draft starts: a checkpoint, layers of the target, or scratch.
+
+        Its head is still whole: `reduced` needs the training text.
+        """
         ask = self.config.draft
         if ask.source is not None:
             draft = load(ask.source, dtype=self.config.dtype)
             check_same_tokenizer(target, draft)
-            return draft
-        if ask.layers:
+        elif ask.layers:
             config, params = take_layers(target.config, target.params, ask.layers)
-            return _like(target, CausalLM(config), params)
-        model = CausalLM(
-            _model_config(ask.size, target.model.vocab_size, target.model.max_length)
+            draft = _like(target, CausalLM(config), params)
+        else:
+            sizes = target.model.vocab_size, target.model.max_length
+            model = CausalLM(_model_config(ask.size, *sizes))
+            params = model.init(jax.random.key(self.config.seed + 10))
+            draft = _like(target, model, params)
+        _check_head(draft, ask.vocab_size)
+        return draft
+
+    def reduced(
+        self,
+        draft: Checkpoint,
+        target: Checkpoint,
+        corpus: Corpus,
+        held_out: Sequences | None = None,
+    ) -> Checkpoint:
+        """The draft with a head over the commonest ids of the training text.
+
+        The end of text is among them. Prompts are counted too, for answers come back to
+        what was asked. Held-out text only tells how much of it the head can write.
+        """
+        size = self.config.draft.vocab_size
+        if size is None:
+            return draft
+        ends = {*target.eos_token_ids, target.tokenizer.eos_token_id} - {None}
+        counts = corpus.sequences.counts(draft.config.vocab_size)
+        found = data.frequent_tokens(counts, size, always=ends)
+        self.notes["draft: ids of its head"] = size
+        self.notes["draft: share of the training text in its head"] = found.mass
+        if held_out is not None:
+            others = held_out.counts(draft.config.vocab_size)
+            share = float(others[found.ids].sum() / others.sum())
+            self.notes["draft: share of held-out samples in its head"] = share
+        config, params = reduce_head(draft.config, draft.params, found.ids)
+        return dataclasses.replace(
+            draft, model=CausalLM(config), params=params, config=config
         )
-        return _like(target, model, model.init(jax.random.key(self.config.seed + 10)))
 
     def samples(self, target: Checkpoint, corpus: Corpus) -> tuple[Corpus, Sequences]:
         """Text of the target: held-out samples, and training text if it has none."""
@@ -323,6 +357,22 @@ def held_out_quality(checkpoint: Checkpoint, text: Sequences) -> dict[str, float
     batches = [text.batch(rows[i : i + 32]) for i in range(0, len(rows), 32)]
     sums = probe.evaluate(checkpoint.params, batches).as_dict()
     return {"nats": sums["loss"], "accuracy": sums["agreement"]}
+
+
+def _check_head(draft: Checkpoint, size: int | None) -> None:
+    """Refuses a head that `reduced` could not make, before anything is trained."""
+    if size is None:
+        return
+    if draft.config.head is not None:
+        raise ValueError(
+            f"the draft's head is reduced to {draft.config.head.size} ids already: "
+            "leave it so with draft.vocab_size=none"
+        )
+    if size > draft.config.vocab_size:
+        raise ValueError(
+            "draft.vocab_size must be at most the draft's vocabulary of "
+            f"{draft.config.vocab_size}, got {size}; none: all of it"
+        )
 
 
 def _headed(checkpoint: Checkpoint) -> distill.HeadedModel:

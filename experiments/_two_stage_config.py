@@ -36,6 +36,11 @@ class Config:
     batch: int = 1  # rows decoded together when latency is measured
 
     def __post_init__(self):
+        if self.student.start.vocab_size is not None:
+            raise ValueError(
+                "student.start.vocab_size must be none, as a target has to be able to "
+                f"write every token, got {self.student.start.vocab_size}"
+            )
         if not 1 <= self.batch <= self.base.eval.prompts:
             raise ValueError(
                 "batch must be at least 1 and at most base.eval.prompts="
@@ -49,7 +54,9 @@ PRESETS = {
     "quick": Config(),
     "smollm2": Config(
         Student(
-            start=dataclasses.replace(_SMOLLM2.draft, layers=tuple(range(0, 30, 2))),
+            start=dataclasses.replace(
+                _SMOLLM2.draft, layers=tuple(range(0, 30, 2)), vocab_size=None
+            ),
             distill=dataclasses.replace(
                 _SMOLLM2.distill, divergence="forward_kl", source="fixed"
             ),

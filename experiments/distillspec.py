@@ -90,6 +90,7 @@ def train(args: Arguments[Config], workdir: Path, progress: Progress) -> Pair:
     target, corpus = run.target_and_corpus()
     start = run.standard_draft(target)
     corpus, held_out = run.samples(target, corpus)
+    start = run.reduced(start, target, corpus, held_out)
     teacher = {"teacher": target, "held_out": held_out}
 
     labels, stage = CrossEntropy(), ask.distill.train

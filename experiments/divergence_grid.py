@@ -114,6 +114,7 @@ def _seeded(config: Config, seed: int, run: Run, **distill: Any) -> Run:
 def _standard(config: Config, seed: int, run: Run, target, corpus) -> Checkpoint:
     run = _seeded(config, seed, run)
     start, stage = run.standard_draft(target), config.base.draft.train
+    start = run.reduced(start, target, corpus)
     return run.fit(f"draft-{seed}", start, corpus, stage, CrossEntropy()).checkpoint
 
 

@@ -98,7 +98,7 @@ def train(config: Config, workdir: Path, progress: Progress) -> Trained:
     drafts, seconds = {}, {"small target: distillation": small.seconds}
     for name, target in ((LARGE, large), (SMALL, small.checkpoint)):
         label = "_".join(name.split())
-        begin = run.standard_draft(target)
+        begin = run.reduced(run.standard_draft(target), target, corpus)
         standard = run.fit(
             f"draft_{label}", begin, corpus, base.draft.train, CrossEntropy()
         ).checkpoint
