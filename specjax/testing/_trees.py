@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -77,24 +78,28 @@ class DraftTree:
         self, params: Params, keys: Array, state: Params, context: Context
     ) -> tuple[Proposal, Params]:
         """Draws one node after the other, each from the law behind its parent."""
-        batch = context.length.shape[0]
         parents, sizes = _pick_tree(self.trees, context.length)
         back = jnp.arange(-self.window, 0)[None, :]
-        windows = [context.token_at(context.length[:, None] + back)]
-        tokens, laws = [], []
-        for node in range(self.num_nodes):
-            window = _row(jnp.stack(windows, axis=1), parents[:, node] + 1)
+        root = context.token_at(context.length[:, None] + back)
+        # The last tokens up to the root and each node, `[B, M+1, window]`.
+        windows = jnp.repeat(root[:, None], self.num_nodes + 1, axis=1)
+        number = jnp.arange(self.num_nodes)
+
+        def draw(carry: tuple[Array, Array], xs: tuple[Array, Array]):
+            (windows, tokens), (node, parent) = carry, xs
+            window = _row(windows, parent + 1)
             law = self._law(params, window, context)
-            # Which of the earlier nodes are siblings, and their tokens.
-            earlier = jnp.stack(tokens, 1) if tokens else jnp.zeros((batch, 0), int)
-            twin = parents[:, :node] == parents[:, node, None]
-            token, law = self._draw(fold(keys, node), law, earlier, twin)
-            tokens.append(token)
-            laws.append(law)
-            windows.append(jnp.concatenate([window[:, 1:], token[:, None]], axis=1))
+            twin = (parents == parent[:, None]) & (number < node)[None, :]
+            token, law = self._draw(fold(keys, node), law, tokens, twin)
+            window = jnp.concatenate([window[:, 1:], token[:, None]], axis=1)
+            windows = windows.at[:, node + 1].set(window)
+            return (windows, tokens.at[:, node].set(token)), law
+
+        carry = (windows, jnp.zeros_like(parents))
+        (_, tokens), laws = jax.lax.scan(draw, carry, (number, parents.T))
         proposal = Proposal.tree(
-            jnp.stack(tokens, axis=1),
-            None if self.siblings == "best" else jnp.stack(laws, axis=1),
+            tokens,
+            None if self.siblings == "best" else jnp.swapaxes(laws, 0, 1),
             sizes,
             self.trees[0] if len(self.trees) == 1 else parents,
             self.gamma,
@@ -111,10 +116,13 @@ class DraftTree:
         return warp(out.logits[:, -1], context.sampling)
 
     def _draw(
-        self, keys: Array, law: Array, earlier: Array, twin: Array
+        self, keys: Array, law: Array, tokens: Array, twin: Array
     ) -> tuple[Array, Array]:
-        """A token `[B]`, and the law `[B, V]` that it came from."""
-        same = earlier[:, :, None] == jnp.arange(law.shape[1])[None, None, :]
+        """A token `[B]`, and the law `[B, V]` that it came from.
+
+        `twin [B, M]` says which of `tokens [B, M]` are its earlier siblings'.
+        """
+        same = tokens[:, :, None] == jnp.arange(law.shape[1])[None, None, :]
         taken = jnp.any(same & twin[:, :, None], axis=1)
         if self.siblings == "best":
             # (Of a law that says never, any token will do.)

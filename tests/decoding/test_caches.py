@@ -43,11 +43,19 @@ def padded(prompts, width=9):
     return jnp.asarray(rows), jnp.array([len(p) for p in prompts])
 
 
-def job(target, draft, prompts, new_tokens, temperature=1.0, capacity=CAPACITY):
+def job(
+    target,
+    draft,
+    prompts,
+    new_tokens,
+    temperature=1.0,
+    capacity=CAPACITY,
+    verifier="rejection",
+):
     drafter, drafter_params = drafters.TwoModel(draft, gamma=GAMMA).bind(
         target, capacity
     )
-    decoder = Decoder(target.model, drafter, verifiers.Rejection())
+    decoder = Decoder(target.model, drafter, verifiers.get(verifier)())
     tokens, length = padded(prompts)
     rules = make_rules(
         target.model,
@@ -178,17 +186,23 @@ def _exact(model, drafter, params, drafter_params, tokens, length, sampling):
     )
 
 
-def test_a_table_that_reads_its_cache_alone_goes_through_all_counts():
+@pytest.mark.parametrize(
+    "verifier", [name for name in verifiers.names() if verifiers.get(name).lossless]
+)
+def test_a_table_that_reads_its_cache_alone_goes_through_all_counts(verifier):
     """The loop with a model whose logits are NaN as soon as a slot is wrong."""
     model = TabularLM(5, order=3)
     target = Checkpoint(model, model.init(jax.random.key(0)))
     draft = Checkpoint(model, model.init(jax.random.key(1)))
     prompts = [[1], [2, 3], [4, 0, 1], [0, 0, 0, 0]]
-    decoder, params, drafter_params, rules, state = job(target, draft, prompts, 40)
+    decoder, params, drafter_params, rules, state = job(
+        target, draft, prompts, 40, verifier=verifier
+    )
     while (np.asarray(state.finish) == 0).any():
         state = poisoned_round(decoder, params, drafter_params, rules, state)
         check_cache(model, params, state.tokens, state.length - 1, state.cache)
         check_cache(model, params, state.tokens, state.length - 2, state.drafter)
+    assert (np.asarray(state.stats.accepted_at).sum(0)[:3] > 0).all()
     assert np.isfinite(np.asarray(state.log_probs)).all()
 
 

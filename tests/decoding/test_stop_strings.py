@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from specjax import drafters, generate
 from specjax.core import Checkpoint, Sampling
 from specjax.decoding import StopStrings
-from specjax.testing import TabularLM
+from specjax.testing import DraftTree, TabularLM
 
 FOUND = 1
 
@@ -104,6 +104,16 @@ def drafter(babbler):
     ids=str,
 )
 def test_generation_stops_where_a_search_on_the_host_would(babbler, drafter, stop):
+    stops_where_a_search_would(babbler, drafter, stop)
+
+
+@pytest.mark.parametrize("stop", ["abc", [" ", "cab"]], ids=str)
+def test_a_string_is_found_on_any_branch_of_a_tree(babbler, drafter, stop):
+    tree = DraftTree(drafter.draft, ((-1, -1, 0, 0, 1, 2), (-1, 0, -1, 2, 3)))
+    stops_where_a_search_would(babbler, tree, stop)
+
+
+def stops_where_a_search_would(babbler, drafter, stop):
     settings = dict(drafter=drafter, sampling=Sampling(1.0), max_new_tokens=30, seed=0)
     prompts = [[0, 1, 2], [5], [1, 0], [7, 7, 1, 2, 3, 0]] * 2
     free = generate(babbler, prompts, **settings)
