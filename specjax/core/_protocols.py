@@ -226,6 +226,9 @@ class Context:
     # The target's cache, to read: it holds all tokens but the last. Whatever lies
     # behind, such as slots that a drafter writes in a copy, the target writes again.
     cache: Any = None
+    # [B] bool: rows that have ended go on drafting for nothing, so nothing should wait
+    # for them. None: all run.
+    running: Array | None = None
 
     def token_at(self, position: Array) -> Array:
         """The tokens `[B]` or `[B, T]` at absolute positions of that shape."""

@@ -146,8 +146,10 @@ class Decoder:
         (a verifier may let later drafts of a block decide how many of it stay).
         """
         keys = fold(rules.keys, state.length)
-        context = Context(state.tokens, state.length, rules.sampling, state.cache)
-
+        active = state.finish == RUNNING
+        context = Context(
+            state.tokens, state.length, rules.sampling, state.cache, active
+        )
         proposal, drafter = self.drafter.propose(
             drafter_params, fold(keys, 0), state.drafter, context
         )
@@ -159,7 +161,6 @@ class Decoder:
         if not proposal.is_chain:
             cache = cache.compact(state.length, path)
 
-        active = state.finish == RUNNING
         kept, finish, stop_state = cut(
             rules,
             state.length,

@@ -1,6 +1,7 @@
 """A smaller language model drafts a chain of tokens, one after the other."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,11 @@ class TwoModel:
 
     Attributes:
         draft: a checkpoint, or a bare model whose parameters the caller passes.
-        gamma: G, tokens drafted in a round.
+        gamma: G, tokens drafted in a round, with `min_confidence` the most.
+        min_confidence: in (0, 1]; a row stops drafting where its draft gives no token
+            this probability (before temperature and filters), and a round where all
+            rows have stopped. It looks at the law, not at what is drawn from it, and so
+            leaves the output's law alone. None: always `gamma` tokens.
         vocab_size: the target's V (set by `bind`): a smaller draft vocabulary never
             drafts the ids it lacks, and of a larger one the surplus is masked. Only
             the draft is masked, so the target's law stays as it is.
@@ -43,9 +48,16 @@ class TwoModel:
     draft: Checkpoint | LanguageModel
     gamma: int = 5
     vocab_size: int | None = None
+    min_confidence: float | None = None
 
     def __post_init__(self):
         require_gamma(self.gamma)
+        least = self.min_confidence
+        if least is not None and not 0 < least <= 1:
+            raise ValueError(
+                "min_confidence, the least probability of a draft's best token, must "
+                f"be in (0, 1] or None, got {least!r}"
+            )
 
     @property
     def model(self) -> LanguageModel:
@@ -91,34 +103,57 @@ class TwoModel:
     def propose(
         self, params: Params, keys: Array, state: Params, context: Context
     ) -> tuple[Proposal, Params]:
-        """Draws G tokens; G passes of the draft, the first reads two tokens."""
+        """Draws up to G tokens, a pass of the draft each; the first reads two."""
         size = self.vocab_size or self.model.vocab_size
+        batch = context.length.shape[0]
+        put = jax.lax.dynamic_update_index_in_dim  # a scatter would copy the buffer
 
-        def draw(logits: Array, index) -> tuple[Array, Array]:
-            log_q = warp(fit_vocabulary(logits, size), context.sampling)
-            return sample(fold(keys, index), log_q), log_q
+        def draw(chain: _Chain, logits: Array, cache: Params) -> _Chain:
+            """One draft more, from the law behind the last."""
+            logits = fit_vocabulary(logits, size)
+            log_q = warp(logits, context.sampling)
+            token = sample(fold(keys, chain.index), log_q)
+            going = chain.going
+            if self.min_confidence is not None:
+                best = jnp.max(jax.nn.softmax(logits.astype(jnp.float32)), axis=-1)
+                going &= best >= self.min_confidence
+            return _Chain(
+                index=chain.index + 1,
+                cache=cache,
+                token=token,
+                going=going,
+                num_drafted=chain.num_drafted + going,
+                tokens=put(chain.tokens, token, chain.index, 1),
+                log_q=put(chain.log_q, log_q, chain.index, 1),
+            )
 
+        def more(chain: _Chain) -> Array:
+            left = chain.index < self.gamma
+            return left if self.min_confidence is None else left & jnp.any(chain.going)
+
+        def step(chain: _Chain) -> _Chain:
+            out, cache = self.model.apply(params, chain.token[:, None], chain.cache)
+            return draw(chain, out.logits[:, -1], cache)
+
+        none = jnp.zeros((batch,), jnp.int32)
+        running = context.running
+        if running is None:
+            running = jnp.ones((batch,), bool)
+        chain = _Chain(
+            index=jnp.zeros((), jnp.int32),
+            cache=state,
+            token=none,
+            going=running,
+            num_drafted=none,
+            tokens=jnp.zeros((batch, self.gamma), jnp.int32),
+            log_q=jnp.zeros((batch, self.gamma, size)),
+        )
         last_two = context.token_at(context.length[:, None] + jnp.array([[-2, -1]]))
         out, cache = self.model.apply(params, self._readable(last_two), state)
-        token, log_q = draw(out.logits[:, -1], 0)
-
-        def step(carry, index):
-            cache, token = carry
-            out, cache = self.model.apply(params, token[:, None], cache)
-            token, log_q = draw(out.logits[:, -1], index)
-            return (cache, token), (token, log_q)
-
-        (cache, _), (tokens, log_qs) = jax.lax.scan(
-            step, (cache, token), jnp.arange(1, self.gamma)
-        )
-        tokens = jnp.concatenate([token[None], tokens])  # [G, B]
-        log_qs = jnp.concatenate([log_q[None], log_qs])
-        proposal = Proposal.chain(
-            jnp.swapaxes(tokens, 0, 1),
-            jnp.swapaxes(log_qs, 0, 1),
-            jnp.full((tokens.shape[1],), self.gamma, jnp.int32),
-        )
-        return proposal, cache
+        chain = draw(chain, out.logits[:, -1], cache)
+        chain = jax.lax.while_loop(more, step, chain)
+        proposal = Proposal.chain(chain.tokens, chain.log_q, chain.num_drafted)
+        return proposal, chain.cache
 
     def commit(self, params: Params, state: Params, feedback: Feedback) -> Params:
         """Rolls the draft's cache back to what was accepted."""
@@ -127,3 +162,15 @@ class TwoModel:
     def _readable(self, tokens: Array) -> Array:
         """Ids that the draft lacks are read as its last one: any law will do for q."""
         return jnp.minimum(tokens, self.model.vocab_size - 1)
+
+
+class _Chain(NamedTuple):
+    """Drafts so far, in buffers of G."""
+
+    index: Array  # how many there are
+    cache: Params
+    token: Array  # [B], the last of them
+    going: Array  # [B], whether the row still drafts
+    num_drafted: Array  # [B]
+    tokens: Array  # [B, G]
+    log_q: Array  # [B, G, V]

@@ -160,6 +160,17 @@ def test_what_is_called_lossy_is(verifier):
         assert p_value(tokens, "greedy") == 1.0
 
 
+@pytest.mark.parametrize("verifier", ["rejection", "block"])
+def test_a_draft_of_adaptive_length_leaves_the_targets_law(verifier):
+    drafter, params = make_drafter("two_model", TARGET, 100)
+    wary = dataclasses.replace(drafter, min_confidence=0.45)
+    tokens, stats = loop((wary, params), verifiers.get(verifier)())
+    for setting in SETTINGS:
+        assert p_value(tokens, setting) > 1e-3
+    drafted = stats.drafted.sum() / stats.rounds.sum()
+    assert 0.2 < drafted < 0.8 * GAMMA
+
+
 @each_pair
 def test_counts_add_up(drafter, verifier):
     """https://github.com/vllm-project/vllm/issues/56101"""

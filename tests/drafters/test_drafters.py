@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -124,6 +125,74 @@ def test_two_model_maps_another_vocabulary_onto_the_targets(size):
     np.testing.assert_allclose(q.sum(-1), 1, atol=1e-5)
     assert (q[..., size:] == 0).all()
     assert np.asarray(proposal.tokens).max() < min(size, 5)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Counting(TabularLM):
+    """Counts its passes while they run."""
+
+    passes: ClassVar[list] = []
+
+    def apply(self, params, tokens, cache=None, **settings):
+        jax.debug.callback(lambda: self.passes.append(1))
+        return super().apply(params, tokens, cache, **settings)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_two_model_stops_where_the_draft_is_not_sure(temperature):
+    """Of the law before temperature; https://github.com/ggml-org/llama.cpp/issues/3919"""
+    model = _Counting(5, order=2, scale=2.0)
+    draft = Checkpoint(model, model.init(jax.random.key(3)))
+    bold, params = drafters.TwoModel(draft, gamma=6).bind(TARGET, 16)
+    wary = dataclasses.replace(bold, min_confidence=0.6)
+    rows, keys = context([PROMPT, [3], [0, 1, 0], [2, 2]] * 4), row_keys(jnp.arange(16))
+    sampling = Sampling(temperature)
+    rows = dataclasses.replace(rows, sampling=sampling)
+    found, passes = [], []
+    for drafter in (bold, wary):
+        proposal, _ = jax.block_until_ready(propose(drafter, params, keys, rows))
+        jax.effects_barrier()
+        found.append(proposal)
+        passes.append(len(model.passes) - 1)  # without the prompts
+        model.passes.clear()
+    assert passes[0] == 6 and (found[0].num_drafted == 6).all()
+    # The same drafts, as far as they go; the longest row says how many passes it takes.
+    counts = np.asarray(found[1].num_drafted)
+    there = np.arange(6)[None] < counts[:, None]
+    np.testing.assert_array_equal(
+        np.where(there, found[0].tokens, 0), np.where(there, found[1].tokens, 0)
+    )
+    assert passes[1] == min(counts.max() + 1, 6) and len({*counts.tolist()}) > 1
+    raw = np.asarray(params["table"])
+    for row, text in enumerate([PROMPT, [3], [0, 1, 0], [2, 2]] * 4):
+        text, sure = [5, *text], 0
+        while sure < 6:
+            logits = raw[text[-2], text[-1]]
+            if np.exp(logits).max() / np.exp(logits).sum() < 0.6:
+                break
+            text.append(int(found[0].tokens[row, sure]))
+            sure += 1
+        assert counts[row] == sure
+
+
+def test_rows_that_have_ended_keep_no_round_waiting():
+    model = _Counting(5, order=2)
+    draft = Checkpoint(model, model.init(jax.random.key(3)))
+    drafter = drafters.TwoModel(draft, gamma=6, min_confidence=1e-6)
+    bound, params = drafter.bind(TARGET, 16)
+    for running, passes in (([True, False], 6), ([False, False], 1)):
+        rows = context([PROMPT, PROMPT])
+        rows = dataclasses.replace(rows, running=jnp.array(running))
+        jax.block_until_ready(propose(bound, params, row_keys(jnp.arange(2)), rows))
+        jax.effects_barrier()
+        assert len(model.passes) - 1 == passes
+        model.passes.clear()
+
+
+@pytest.mark.parametrize("least", [0.0, -0.1, 1.5, float("nan")])
+def test_a_confidence_out_of_range_is_refused(least):
+    with pytest.raises(ValueError, match=r"min_confidence, .* must be in \(0, 1\] or"):
+        drafters.TwoModel(TARGET, min_confidence=least)
 
 
 class _Tokenizer:
