@@ -152,7 +152,8 @@ class Proposal:
             >>> two_chains.is_chain
             False
         """
-        return cls(tokens, log_q, num_drafted, parents, depth)
+        static = tuple(parents) if isinstance(parents, list | tuple) else parents
+        return cls(tokens, log_q, num_drafted, static, depth)
 
     @property
     def is_chain(self) -> bool:

@@ -157,7 +157,7 @@ class Decoder:
         out, cache = self._read_drafts(params, proposal, context)
         log_p = warp(out.logits, rules.sampling)
         verdict = self._verify(fold(keys, 1), proposal, log_p, out)
-        path = _path(verdict)
+        path = self._path(proposal, verdict)
         if not proposal.is_chain:
             cache = cache.compact(state.length, path)
 
@@ -216,6 +216,12 @@ class Decoder:
                     f"{proposal.depth}, but its parents are {proposal.parents}, "
                     f"{len(proposal.parents)} nodes of the depth {depth}"
                 )
+        elif proposal.parents.shape != proposal.tokens.shape:
+            raise ValueError(
+                f"{drafter} proposes tokens of the shape {proposal.tokens.shape}, so "
+                f"its parents must be a tuple of {nodes} or an array of that shape, "
+                f"got the shape {proposal.parents.shape}"
+            )
         if not proposal.is_chain and not self.takes_trees:
             raise ValueError(
                 f"the verifier {type(self.verifier).__name__} takes chains of drafts "
@@ -246,13 +252,17 @@ class Decoder:
             return self.verifier(keys, proposal, log_p, logits=out.logits)  # pyright: ignore[reportCallIssue]
         return self.verifier(keys, proposal, log_p)
 
-
-def _path(verdict: Verdict) -> Array:
-    """The accepted nodes `[B, G]`, of a chain 0, 1, 2, ..."""
-    if verdict.path is not None:
-        return verdict.path
-    batch, size = verdict.tokens.shape
-    return jnp.broadcast_to(jnp.arange(size - 1)[None, :], (batch, size - 1))
+    def _path(self, proposal: Proposal, verdict: Verdict) -> Array:
+        """The accepted nodes `[B, G]`, of a chain 0, 1, 2, ..."""
+        if verdict.path is not None:
+            return verdict.path
+        if not proposal.is_chain:
+            raise ValueError(
+                f"the verifier {type(self.verifier).__name__} takes trees, but its "
+                "verdict says no path; give Verdict the accepted nodes"
+            )
+        shape = (proposal.tokens.shape[0], proposal.depth)
+        return jnp.broadcast_to(jnp.arange(proposal.depth)[None, :], shape)
 
 
 def _chosen(log_p: Array, path: Array, tokens: Array) -> Array:

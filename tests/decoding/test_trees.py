@@ -1,5 +1,6 @@
 """Trees in the loop: every branch, every length, the caches behind it."""
 
+import dataclasses
 import functools
 
 import jax
@@ -55,6 +56,32 @@ def test_greedy_output_is_the_targets(target, prompts, greedy, trees, right, ver
         # Whole branches of 2 or 3 stay; else as many as the script was right about.
         assert (stats.acceptance_rate == 1.0) == (right == 3)
         assert stats.block_efficiency > (3 if right == 3 else 2)
+
+
+def test_a_tree_of_depth_one(target, prompts, greedy):
+    drafter = ScriptedTree(((-1, -1, -1),), scripts(prompts, greedy))
+    out = generate(target, prompts, drafter=drafter, sampling=GREEDY, max_new_tokens=24)
+    assert out.tokens == [text[:24] for text in greedy]
+    assert 0 < out.stats.acceptance_rate < 1
+
+
+def test_nothing_is_compiled_again(target, prompts, greedy, caplog):
+    """https://github.com/sgl-project/sglang-jax/pull/1188"""
+
+    def call(number):
+        return generate(
+            target,
+            [prompt[: number % 3 + 1] for prompt in prompts],
+            drafter=ScriptedTree(DYNAMIC, scripts(prompts, greedy), number % 4),
+            sampling=Sampling(0.3 * number),
+            max_new_tokens=40 - number,
+            seed=number,
+        )
+
+    call(0)
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        rounds = sum(int(call(n).stats.rounds.max()) for n in range(1, 5))
+    assert [r for r in caplog.messages if "Compiling" in r] == [] and rounds >= 100
 
 
 @pytest.mark.parametrize("fault", ["positions", "mask", "path"])
@@ -332,11 +359,29 @@ class _Misstating:
         (_Misstating((-1, -1, -1)), "a tree of the depth 2, but .* the depth 1"),
         (_Misstating((-1, 0, 1), depth=3), "set its num_nodes and gamma"),
         (_Misstating((-1, 0, 0, 0), nodes=4), "its proposal has 4 tokens"),
+        (_Misstating(jnp.array([-1, 0, 0])), "a tuple of 3 or an array of that shape"),
     ],
 )
 def test_a_drafter_is_held_to_what_it_says(target, drafter, message):
     with pytest.raises(ValueError, match=message):
         generate(target, [[1]], drafter=drafter, max_new_tokens=4)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pathless(verifiers.Rejection):
+    def __call__(self, keys, proposal, log_p):
+        return dataclasses.replace(super().__call__(keys, proposal, log_p), path=None)
+
+
+def test_a_verifier_of_trees_must_say_the_path(target):
+    with pytest.raises(ValueError, match="_Pathless takes trees, but its verdict"):
+        generate(
+            target,
+            [[1]],
+            drafter=_Misstating([-1, 0, 0]),
+            verifier=_Pathless(),
+            max_new_tokens=4,
+        )
 
 
 class _Listening(_Misstating):

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.core import Sampling
+from specjax.core import Checkpoint, Context, Sampling
+from specjax.ops import row_keys
 from specjax.testing import (
+    DraftTree,
     TabularLM,
     check_cache,
     chi_square,
@@ -84,6 +86,51 @@ def test_greedy_reference_is_the_mode_of_the_greedy_law():
     law = sequence_law(MODEL, PARAMS, [0], 4, Sampling(0.0))
     best = np.unravel_index(np.argmax(law), law.shape)
     assert greedy_reference(MODEL, PARAMS, [0], 4) == [int(x) for x in best]
+
+
+class TestDraftTree:
+    TREES = ((-1, -1, -1, 0, 0, 1),)
+
+    def go(self, siblings, trees=TREES, rows=4096, temperature=1.0):
+        checkpoint = Checkpoint(MODEL, PARAMS)
+        drafter, params = DraftTree(checkpoint, trees, siblings).bind(checkpoint, 8)
+        tokens = jnp.tile(jnp.array([[1, 2, 0, 0]]), (rows, 1))
+        context = Context(tokens, jnp.full(rows, 2), Sampling(temperature))
+        proposal, _ = drafter.propose(params, row_keys(jnp.arange(rows)), (), context)
+        return proposal
+
+    def test_siblings_follow_the_laws_that_are_said(self):
+        law = next_token_laws(MODEL, PARAMS, [1, 2], 2, Sampling())
+        for siblings in ("with_replacement", "without_replacement"):
+            proposal = self.go(siblings)
+            tokens, q = np.asarray(proposal.tokens), np.exp(proposal.log_q)
+            np.testing.assert_allclose(q.sum(-1), 1, atol=1e-5)
+            np.testing.assert_allclose(q[0, 0], law(()), atol=1e-6)
+            np.testing.assert_allclose(q[0, 3], law((tokens[0, 0],)), atol=1e-6)
+            pair = count_sequences(tokens[:, :2], 3)
+            rest = np.array(law(()))
+            expected = np.outer(rest, rest)
+            if siblings == "without_replacement":
+                assert len({*tokens[0, :3].tolist()}) == 3  # all there are
+                expected = expected / (1 - rest)[:, None] * (1 - np.eye(3))
+            assert chi_square(pair, expected) > 1e-3
+            assert chi_square(pair, expected[::-1, ::-1]) < 1e-6  # a control
+
+    def test_the_best_are_in_order_and_point_masses(self):
+        proposal = self.go("best", rows=2)
+        best = np.argsort(-np.asarray(PARAMS["table"][1, 2])).tolist()
+        assert proposal.tokens[0, :3].tolist() == best and proposal.log_q is None
+        assert proposal.parents == self.TREES[0] and proposal.depth == 2
+
+    def test_where_no_sibling_is_left_one_comes_again(self):
+        proposal = self.go("without_replacement", rows=2, temperature=0.0)
+        assert len({*proposal.tokens[0, :3].tolist()}) == 1
+        np.testing.assert_allclose(np.exp(proposal.log_q).sum(-1), 1)
+
+    def test_each_row_may_have_a_tree_of_its_own(self):
+        proposal = self.go("best", ((-1, 0), (-1, -1, 0), (-1, -1, -1)), rows=2)
+        assert proposal.parents.tolist() == [[-1, -1, -1]] * 2  # of length 2
+        assert proposal.num_drafted.tolist() == [3, 3] and proposal.depth == 2
 
 
 class TestChiSquare:
