@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import drafters, generate
+from specjax import drafters, generate, verifiers
 from specjax.core import Checkpoint, Sampling
 from specjax.decoding import bucket, prepare
 from specjax.ops import warp
@@ -116,6 +116,32 @@ def test_top_k_of_one_is_greedy(target, two_model, prompts, greedy):
         max_new_tokens=24,
     )
     assert out.tokens == [text[:24] for text in greedy]
+
+
+def test_lenience_strays_no_further_than_it_says(target, two_model, prompts, greedy):
+    """Greedy: each token has at least l times the raw probability of the best."""
+    rates = []
+    for lenience in (1.0, 0.3, 1e-6):
+        out = generate(
+            target,
+            prompts,
+            drafter=two_model,
+            sampling=GREEDY,
+            max_new_tokens=24,
+            verifier=verifiers.Lenience(lenience),
+        )
+        rates.append(out.stats.acceptance_rate)
+        if lenience == 1.0:
+            assert out.tokens == [text[:24] for text in greedy]
+        worst = 0.0
+        for prompt, tokens in zip(prompts, out.tokens, strict=True):
+            raw = reference_logits(target.model, target.params, [*prompt, *tokens])
+            raw = raw[len(prompt) - 1 : -1]
+            gap = raw.max(-1) - raw[np.arange(24), tokens]
+            worst = max(worst, gap.max())
+        assert worst <= -np.log(lenience) + 1e-4
+        assert (worst > 0.1) == (lenience < 1)
+    assert rates[0] < rates[1] < rates[2]
 
 
 def test_statistics_of_cut_blocks(target, prompts, greedy):
