@@ -157,9 +157,6 @@ class Distillation:
         base: what "mixture" and "teacher_mixed" read besides: "fixed" or "target".
         fraction: lambda, the share of rows that are rollouts in a mixture.
         temperature: of rollouts.
-        replay: of the last so many rollouts, train on a random choice; 0: on new ones.
-        cached_teacher: train on the target's k likeliest tokens, kept on disk, and the
-            mass of the rest; 0: run the target in each step.
         inner_steps: updates for each draw of rollouts.
         reference: of the reference draft, where the objective compares with one.
         train: steps of both; the baseline gets as many.
@@ -175,8 +172,6 @@ class Distillation:
     base: Literal["fixed", "target"] = "fixed"
     fraction: float = 0.5
     temperature: float = 1.0
-    replay: int = 0
-    cached_teacher: int = 0
     inner_steps: int = 1
     reference: Stage = Stage(steps=220, learning_rate=2e-2, max_seconds=35)
     train: Stage = Stage(steps=220, learning_rate=2e-2, max_seconds=35)
@@ -185,16 +180,6 @@ class Distillation:
 
     def __post_init__(self):
         self.resolve()
-        if self.cached_teacher and self.source not in ("fixed", "target"):
-            raise ValueError(
-                "distill.cached_teacher needs text that is there beforehand: "
-                f"distill.source fixed or target, got {self.source}"
-            )
-        if self.replay and self.source not in ("student", "mixture"):
-            raise ValueError(
-                "distill.replay keeps rollouts of the student: it needs distill.source "
-                f"student or mixture, got {self.source}"
-            )
         if not 0 <= self.fraction <= 1:
             raise ValueError(f"distill.fraction must be in [0, 1], got {self.fraction}")
         if self.temperature < 0:

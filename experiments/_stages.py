@@ -246,8 +246,6 @@ class Run:
             "eos_ids": target.eos_token_ids,
         }
         fixed, student = distill.FixedCorpus(), distill.StudentGenerated(**rollout)
-        if ask.replay:
-            student = distill.Replay(student, ask.replay)
         if ask.source == "student":
             return student
         if ask.source == "mixture":
