@@ -281,7 +281,12 @@ PRESETS = {
         batch_size=4,
         checkpoint_every=20,
         target=Target(source="smollm2-135m-instruct"),
-        draft=Draft(layers=(0, 1, 2, 3), train=Stage(100, learning_rate=1e-3, **_ADAM)),
+        # The whole head of 49,152 rows would be twice as large as these layers.
+        draft=Draft(
+            layers=(0, 1, 2, 3),
+            vocab_size=8192,
+            train=Stage(100, learning_rate=1e-3, **_ADAM),
+        ),
         data=Data(prompts="packaged", length=128, prompt_length=88),
         distill=Distillation(
             train=Stage(100, learning_rate=5e-4, **_ADAM),

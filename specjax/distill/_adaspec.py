@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.distill._response import check_temperature, laws, log_law
+from specjax.distill._response import check_temperature, laws, log_law, on_head
 from specjax.distill._state import Batch
 from specjax.distill._term import Term, TokenView, registry
 from specjax.divergences import Divergence
@@ -64,10 +64,13 @@ class AdaSPEC(Term):
     def score(self, view: TokenView) -> Array:
         """How far the draft trails the reference, dL `[B, C]`."""
         assert view.reference_logits is not None
-        everyone = (view.q_logits, view.p_logits, view.reference_logits)
-        size = self.shared_vocab or min(x.shape[-1] for x in everyone if x is not None)
+        assert view.p_logits is not None
+        everyone = [view.p_logits, view.reference_logits]
+        everyone += [view.q_logits] if view.head is None else []
+        size = self.shared_vocab or min(x.shape[-1] for x in everyone)
         log_p, log_q = laws(view, self.temperature, size)
-        log_reference = log_law(view.reference_logits[..., :size], self.temperature)
+        theirs = on_head(view.reference_logits[..., :size], view.head)
+        log_reference = log_law(theirs, self.temperature)
         return self.divergence(log_p, log_q) - self.divergence(log_p, log_reference)
 
     def weigh(self, scores: Array, batch: Batch) -> Array:

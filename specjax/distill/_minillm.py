@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.distill._response import at, laws
+from specjax.distill._response import at, at_labels, laws, log_law
 from specjax.distill._state import Batch
 from specjax.distill._term import Term, TokenView, registry
 from specjax.divergences import FLOOR, reverse_kl
@@ -76,7 +76,11 @@ class MiniLLM(Term):
 
     def score(self, view: TokenView) -> Array:
         """The target's log-probability of each label, `[B, C]`."""
-        return at(laws(view)[0], view.labels)
+        if view.head is None:
+            return at(laws(view)[0], view.labels)
+        # What the head lacks is part of the sequence, and so of its probability.
+        assert view.p_logits is not None
+        return at(log_law(view.p_logits), view.labels)
 
     def weigh(self, scores: Array, batch: Batch) -> tuple[Array, Array, Array]:
         """Importance weight, return, and log q at the time of the draw, `[B, T-1]`.
@@ -115,7 +119,7 @@ class MiniLLM(Term):
         """See the class."""
         log_p, log_q = laws(view)
         importance, returns, before = view.weights
-        now = jnp.maximum(at(log_q, view.labels), FLOOR)
+        now = jnp.maximum(at_labels(log_q, view), FLOOR)
         # Bounded, so that no product of infinity and zero is in the gradient.
         ratio = jnp.exp(jnp.clip(now - before, -_STEEP, _STEEP))
         clipped = jnp.clip(ratio, 1 - self.clip, 1 + self.clip)

@@ -17,8 +17,10 @@ from jax import Array
 
 from specjax.core import LMOutput, Params
 from specjax.distill._chunks import cut_chunks, map_chunks
+from specjax.distill._response import at_labels, log_law, on_head
 from specjax.distill._state import Batch, HeadedModel, Models, Policy, Sums
 from specjax.distill._term import Term, TokenView, registry
+from specjax.models import HeadVocabulary
 
 Scales = tuple[Array, ...]  # of each term: weight / loss tokens
 
@@ -33,7 +35,8 @@ class Objective:
         monitor: count agreement and overlap too (a few more passes over the logits).
             Agreement is with the target's arg max, or with the label where there is no
             teacher; `overlap` is sum min(p, q), the acceptance of drafts at T=1, or the
-            probability of the label.
+            probability of the label. `outside` is the target's mass on ids that a
+            reduced head of the student lacks.
 
     Example:
         >>> from specjax import distill
@@ -160,6 +163,7 @@ class Objective:
             counts=dict(zip(self.names, counts, strict=True)),
             agreement=monitored[0],
             overlap=monitored[1],
+            outside=monitored[2],
             **_count(_any(masks), batch.on_policy),
         )
         return jnp.asarray(loss), sums
@@ -168,6 +172,7 @@ class Objective:
         self, models: Models, batch: Batch, aux: tuple[Params, ...] | None = None
     ) -> tuple[Array, Sums]:
         """The loss of a batch taken by itself, and what it counted."""
+        batch = batch.for_head(models.student.model.head)
         aux = ((),) * len(self.terms) if aux is None else aux
         return self(models, aux, batch, self.scales(self.count(batch)))
 
@@ -209,8 +214,8 @@ def _over_chunks(
     outputs: _Outputs,
     batch: Batch,
     masks: tuple[Array, ...],
-) -> tuple[list[Array], tuple[Array, Array]]:
-    """Adds up what the terms say of each position; and agreement and overlap.
+) -> tuple[list[Array], tuple[Array, Array, Array]]:
+    """Adds up what the terms say of each position; and what is monitored.
 
     Chunks run along T, not B, so that rows stay where a mesh put them.
     """
@@ -247,7 +252,7 @@ def _over_chunks(
             jnp.zeros(()) if loss is None else jnp.sum(jnp.where(mask, loss, 0.0))
             for loss, mask in zip(losses, masks, strict=True)
         ]
-        watched = jnp.zeros(()), jnp.zeros(())
+        watched = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
         if objective.monitor:
             watched = _monitor(jax.lax.stop_gradient(bare), _any(masks))
         return parts, watched
@@ -261,7 +266,7 @@ def _over_chunks(
     def add(total, piece):
         return jax.tree.map(jnp.add, total, again(models, piece)), None
 
-    zeros = [jnp.zeros(())] * len(terms), (jnp.zeros(()), jnp.zeros(()))
+    zeros = [jnp.zeros(())] * len(terms), (jnp.zeros(()),) * 3
     return jax.lax.scan(add, zeros, cut_chunks(pieces, size))[0]
 
 
@@ -283,17 +288,18 @@ class _Hidden:
 
 
 def _view(models: Models, hidden: _Hidden, labels, cached, weights) -> TokenView:
-    def logits(policy: Policy | None, hidden: Array | None):
+    def logits(policy: Policy | None, hidden: Array | None, reduced: bool = False):
         if policy is None or hidden is None:
             return None
-        return policy.model.unembed(policy.params, hidden)
+        return policy.model.unembed(policy.params, hidden, reduced=reduced)
 
-    q_logits = logits(models.student, hidden.student)
+    q_logits = logits(models.student, hidden.student, reduced=True)
     assert q_logits is not None
     p_logits = logits(models.teacher, hidden.teacher)
     reference = logits(models.reference, hidden.reference)
     p_logits, reference = jax.lax.stop_gradient((p_logits, reference))
-    return TokenView(labels, q_logits, p_logits, reference, cached, weights)
+    head = models.student.model.head
+    return TokenView(labels, q_logits, p_logits, reference, cached, weights, head)
 
 
 def _law_ahead(cached: Any) -> Any:
@@ -301,21 +307,31 @@ def _law_ahead(cached: Any) -> Any:
     return jax.tree.map(lambda x: x[:, :-1], cached)
 
 
-def _monitor(view: TokenView, mask: Array) -> tuple[Array, Array]:
-    """Sums of agreement and overlap, see `Objective`."""
-    log_q = jax.nn.log_softmax(view.q_logits.astype(jnp.float32), axis=-1)
+def _monitor(view: TokenView, mask: Array) -> tuple[Array, Array, Array]:
+    """Sums of agreement, overlap and the mass outside the head, see `Objective`."""
+    log_q, outside = log_law(view.q_logits), jnp.zeros(())
     if view.p_logits is None:
-        same = _argmax(log_q) == view.labels
-        label = jnp.minimum(view.labels, log_q.shape[-1] - 1)[..., None]
-        overlap = jnp.exp(jnp.take_along_axis(log_q, label, axis=-1)[..., 0])
+        same = _best(log_q, view.head) == view.labels
+        overlap = jnp.exp(at_labels(log_q, view))
     else:
-        size = min(view.q_logits.shape[-1], view.p_logits.shape[-1])
-        log_p = jax.nn.log_softmax(view.p_logits.astype(jnp.float32), axis=-1)
-        log_p, log_q = log_p[..., :size], log_q[..., :size]
-        same = _argmax(log_p) == _argmax(log_q)
+        log_p = log_law(view.p_logits)
+        if view.head is None:
+            size = min(log_p.shape[-1], log_q.shape[-1])
+            log_p, log_q = log_p[..., :size], log_q[..., :size]
+        same = _argmax(log_p) == _best(log_q, view.head)
+        # Not renormalised: what the draft cannot write is never accepted.
+        log_p = on_head(log_p, view.head)
         overlap = jnp.sum(jnp.exp(jnp.minimum(log_p, log_q)), axis=-1)
+        if view.head is not None:
+            mass = jnp.sum(jnp.exp(log_p), axis=-1)
+            outside = jnp.sum(jnp.where(mask, 1.0 - mass, 0.0))
     agreement = jnp.sum(same & mask).astype(jnp.float32)
-    return agreement, jnp.sum(jnp.where(mask, overlap, 0.0))
+    return agreement, jnp.sum(jnp.where(mask, overlap, 0.0)), outside
+
+
+def _best(log_q: Array, head: HeadVocabulary | None) -> Array:
+    best = _argmax(log_q)
+    return best if head is None else jnp.asarray(head.ids)[best]
 
 
 def _argmax(x: Array) -> Array:

@@ -13,6 +13,8 @@ import numpy as np
 from jax import Array
 
 from specjax.core import LanguageModel, LMOutput, Params, record, static_field
+from specjax.models import HeadVocabulary
+from specjax.ops import locate
 
 
 class HeadedModel(LanguageModel, Protocol):
@@ -31,8 +33,16 @@ class HeadedModel(LanguageModel, Protocol):
         """See `LanguageModel.apply`; `features` are wanted in `LMOutput.features`."""
         ...
 
-    def unembed(self, params: Params, hidden: Array) -> Array:
-        """Logits `[*B, V]` of `LMOutput.hidden [*B, D]`."""
+    @property
+    def head(self) -> HeadVocabulary | None:
+        """The ids that a reduced head has rows for; None: all."""
+        ...
+
+    def unembed(self, params: Params, hidden: Array, *, reduced: bool = False) -> Array:
+        """Logits `[*B, V]` of `LMOutput.hidden [*B, D]`.
+
+        With `reduced` those `[*B, W]` of a reduced head's own ids; of a full one all V.
+        """
         ...
 
     def feature_names(self) -> tuple[str, ...]:
@@ -85,6 +95,14 @@ class Batch:
     on_policy: Array  # [B] bool, rows that the student wrote: never labels
     behaviour: Behaviour | None = None  # of rollouts whose objective asks for it
     cached: Any = None  # the teacher's law from disk, see `TeacherCache`
+    # [B, T] bool, tokens that the student's head has a row for; None: all of them.
+    writable: Array | None = None
+
+    def for_head(self, head: HeadVocabulary | None) -> "Batch":
+        """The same batch, which knows what a student with this head can write."""
+        if head is None:
+            return self
+        return dataclasses.replace(self, writable=locate(self.tokens, head.ids)[1])
 
     @classmethod
     def of(
@@ -146,6 +164,7 @@ class Sums:
     tokens: Array  # loss tokens of any term
     agreement: Array  # loss tokens whose arg max is the target's (or the label)
     overlap: Array  # the sum of sum_v min(p, q): expected accepted drafts
+    outside: Array  # the sum of p's mass on ids that the student's head lacks
     on_policy_tokens: Array  # loss tokens in rows that the student wrote
     rows: Array
     empty_rows: Array  # rows without a loss token: they count nothing
@@ -188,6 +207,7 @@ class Sums:
             for name, part in self.parts.items()
         }
         ratios = {name: sums[name] / tokens for name in ("agreement", "overlap")}
+        ratios |= {"outside": sums["outside"] / tokens} if sums["outside"] else {}
         # A term may count only some of the tokens: how many is part of the news.
         own = {f"tokens/{name}": int(count) for name, count in self.counts.items()}
         own = {name: count for name, count in own.items() if count != sums["tokens"]}
@@ -202,7 +222,7 @@ class Sums:
         }
 
 
-_REALS = ("agreement", "overlap", "grad_norm")
+_REALS = ("agreement", "overlap", "outside", "grad_norm")
 
 
 def _fields(record_or_class) -> tuple[dataclasses.Field, ...]:

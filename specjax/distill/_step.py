@@ -216,6 +216,7 @@ def _draw(
     def draw(memory, piece):
         batch, row_keys = piece
         batch, memory = step.source.draw(step_key, row_keys, batch, models, memory)
+        batch = batch.for_head(step.student.head)
         batch = jax.tree.map(lambda x: parallel.constrain(x, parallel.BATCH), batch)
         return memory, (batch, step.loss.count(batch))
 

@@ -9,22 +9,28 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.core import LMOutput, Params, Registry, record
+from specjax.core import LMOutput, Params, Registry, record, static_field
 from specjax.distill._state import Batch, HeadedModel
+from specjax.models import HeadVocabulary
 
 registry: Registry = Registry("distillation term")
 
 
 @record
 class TokenView:
-    """What a term sees of C positions. Logits at a position predict its label."""
+    """What a term sees of C positions. Logits at a position predict its label.
+
+    A student whose head is reduced gives logits of the head's W ids alone: `laws`
+    brings the teacher's law to them, `locate(labels, head.ids)` the labels.
+    """
 
     labels: Array  # [B, C] int32
-    q_logits: Array  # [B, C, V], the student's
+    q_logits: Array  # [B, C, V], the student's; [B, C, W] of a reduced head
     p_logits: Array | None  # [B, C, V], the teacher's: no gradient
     reference_logits: Array | None  # [B, C, V], the reference draft's: no gradient
     cached: Any  # the teacher's law from disk at these positions
     weights: Any  # what the term's `weigh` gave for these positions
+    head: HeadVocabulary | None = static_field(default=None)  # the student's
 
 
 @dataclass(frozen=True)

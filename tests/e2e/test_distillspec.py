@@ -15,10 +15,11 @@ from experiments import distillspec
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, arguments, job):
-    """A finished run."""
+    """A finished run, of drafts with a reduced head."""
     workdir = tmp_path_factory.mktemp("runs") / "tiny"
     with pytest.MonkeyPatch.context() as monkeypatch:
-        assert job(distillspec, monkeypatch, arguments(workdir)) == 0
+        given = arguments(workdir, draft__vocab_size=90)
+        assert job(distillspec, monkeypatch, given) == 0
     return workdir
 
 
@@ -60,6 +61,20 @@ def test_every_file_of_the_contract_is_there(finished):
     lines = (finished / "metrics.jsonl").read_text().splitlines()
     runs = {json.loads(line)["run"] for line in lines}
     assert {"target", "draft", "distillspec", "cross_entropy"} <= runs
+
+
+def test_the_drafts_head_is_over_the_commonest_ids(finished):
+    notes = json.loads((finished / "report.json").read_text())["training"]
+    assert notes["draft: ids of its head"] == 90
+    assert 0.5 < notes["draft: share of the training text in its head"] < 1
+    assert 0 < notes["draft: share of held-out samples in its head"] < 1
+    draft, target = (specjax.load(finished / name) for name in ("draft", "target"))
+    assert draft.model.head_ids.size == 90
+    assert set(target.eos_token_ids) <= set(draft.model.head_ids.tolist())
+    lines = (finished / "metrics.jsonl").read_text().splitlines()
+    told = [json.loads(line) for line in lines if '"distillspec"' in line]
+    assert all(0 < x["outside"] < 1 for x in told if "outside" in x)
+    assert any("outside" in x for x in told)
 
 
 def test_the_exported_pair_decodes(finished):
