@@ -12,13 +12,15 @@ import pytest
 import specjax
 from experiments import distillspec
 
+HEAD = {"draft__vocab_size": 90}  # the draft writes the commonest ids only
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, arguments, job):
     """A finished run, of drafts with a reduced head."""
     workdir = tmp_path_factory.mktemp("runs") / "tiny"
     with pytest.MonkeyPatch.context() as monkeypatch:
-        given = arguments(workdir, draft__vocab_size=90)
+        given = arguments(workdir, **HEAD)
         assert job(distillspec, monkeypatch, given) == 0
     return workdir
 
@@ -99,19 +101,22 @@ def test_the_exported_pair_decodes(finished):
 def test_a_second_run_needs_resume_and_then_repeats_nothing(
     finished, monkeypatch, capsys, arguments, job
 ):
-    assert job(distillspec, monkeypatch, arguments(finished)) == 2
+    assert job(distillspec, monkeypatch, arguments(finished, **HEAD)) == 2
     assert "--resume" in capsys.readouterr().err
     before = (finished / "metrics.jsonl").read_text()
-    assert job(distillspec, monkeypatch, [*arguments(finished), "--resume"]) == 0
+    assert (
+        job(distillspec, monkeypatch, [*arguments(finished, **HEAD), "--resume"]) == 0
+    )
     assert (finished / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.full
 def test_an_interrupted_run_goes_on_to_the_same_draft(
     finished, tmp_path, monkeypatch, arguments, job
 ):
     workdir = tmp_path / "interrupted"
     process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.distillspec", *arguments(workdir)],
+        [sys.executable, "-m", "experiments.distillspec", *arguments(workdir, **HEAD)],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
@@ -131,7 +136,7 @@ def test_an_interrupted_run_goes_on_to_the_same_draft(
     assert process.returncode == 130
     assert "--resume" in err
     assert not (workdir / "draft").exists()
-    assert job(distillspec, monkeypatch, [*arguments(workdir), "--resume"]) == 0
+    assert job(distillspec, monkeypatch, [*arguments(workdir, **HEAD), "--resume"]) == 0
     assert (workdir / "draft" / "model.safetensors").read_bytes() == (
         finished / "draft" / "model.safetensors"
     ).read_bytes()
@@ -166,6 +171,7 @@ def test_a_workdir_that_cannot_be_made_is_refused(
     assert "cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_prompts_are_answered_by_a_given_target_and_layers_of_it_draft(
     tiny_folder, tmp_path, monkeypatch, arguments, job
 ):
