@@ -26,6 +26,8 @@ from tests.conformance.test_laws_of_the_loop import (
     p_value,
 )
 
+pytestmark = pytest.mark.full
+
 # Trees of every kind, as (parents, how siblings come about).
 TREES = {
     "candidates": (((-1, -1, 0, 0, 1),), "best"),

@@ -25,6 +25,8 @@ from tests.decoding.conftest import sharp, small_model
 from tests.decoding.test_caches import padded
 from tests.decoding.test_greedy_equality import cut_at, scripts
 
+pytestmark = pytest.mark.full
+
 GREEDY = Sampling(temperature=0.0)
 # Neither level by level nor branch by branch; five leaves, at depths 2 and 3.
 STATIC = ((-1, 0, -1, 2, 2, 1, 0, 1, 3),)

@@ -11,6 +11,8 @@ from specjax import distill
 from specjax.core import LMOutput
 from specjax.distill import Batch
 
+pytestmark = pytest.mark.full
+
 PAIRS = (("layers.0", "layers.1"), ("layers.2", "layers.2"))
 ROWS, WIDTH = 3, 7
 BATCH = Batch.of(np.zeros((ROWS, WIDTH)), length=[7, 4, 0], prompt_length=2)

@@ -16,6 +16,8 @@ from specjax import distill
 from specjax.distill import Batch, Batches
 from tests.distill.test_mesh import quick_flags
 
+pytestmark = pytest.mark.full
+
 HERE = Path(__file__).parent
 
 CODE = """

@@ -17,6 +17,8 @@ from specjax.distill import (
 )
 from specjax.models import CausalLM, ModelConfig
 
+pytestmark = pytest.mark.full
+
 ROWS, WIDTH, VOCAB = 2, 512, 128 * 1024
 CHUNK = 32
 # The least memory, as on GPU and TPU: by default XLA's CPU scheduler makes activations

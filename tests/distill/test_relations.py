@@ -13,6 +13,8 @@ from specjax import distill
 from specjax.core import LMOutput
 from specjax.distill import Batch
 
+pytestmark = pytest.mark.full
+
 PAIR = (("layers.0", "layers.0"),)
 
 
