@@ -10,10 +10,11 @@ import jax
 import numpy as np
 
 import specjax
+from experiments._benchmark_models import first_layers, in_transformers
 from specjax import distill, divergences
 from specjax.core import Checkpoint
 from specjax.data import chat_prompts, packaged_prompts
-from specjax.models import CausalLM, take_layers
+from specjax.models import CausalLM
 
 _ROWS, _NEW, _STUDENT_LAYERS = 4, 32, 4
 
@@ -26,8 +27,7 @@ def on_policy(args: argparse.Namespace) -> dict[str, Any]:
     runs whenever one of theirs has ended.
     """
     teacher = specjax.load(args.target, dtype="float32")
-    config, params = take_layers(teacher.config, teacher.params, range(_STUDENT_LAYERS))
-    student = Checkpoint(CausalLM(config), params, teacher.tokenizer, config)
+    student = first_layers(teacher, _STUDENT_LAYERS)
     texts = [p.text for p in packaged_prompts("train")][:64]
     prompts = chat_prompts(teacher.tokenizer, texts).tokens
     # Prompts of one length: neither side pads.
@@ -90,7 +90,6 @@ def _ours(teacher: Checkpoint, student: Checkpoint, prompts: list[list[int]]):
 def _theirs(teacher, student, texts: list[str], steps: int, between) -> list[float]:
     """Seconds of each step of TRL's trainer; `between` runs after every one."""
     import datasets
-    import torch
     import transformers
     import trl.experimental.gkd as gkd
 
@@ -118,20 +117,14 @@ def _theirs(teacher, student, texts: list[str], steps: int, between) -> list[flo
         }
         for text in texts * steps
     ]
+    model, tokenizer = in_transformers(student)
+    teacher_model, _ = in_transformers(teacher)
     with tempfile.TemporaryDirectory() as folder:
-        models = []
-        for name, checkpoint in (("student", student), ("teacher", teacher)):
-            path = specjax.export(checkpoint, f"{folder}/{name}")
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                path, dtype=torch.float32
-            )
-            models.append(model)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(f"{folder}/student")
         trainer = gkd.GKDTrainer(
-            model=models[0],
-            teacher_model=models[1],
+            model=model,
+            teacher_model=teacher_model,
             args=gkd.GKDConfig(
-                output_dir=f"{folder}/out",
+                output_dir=folder,
                 max_steps=steps,
                 per_device_train_batch_size=len(texts),
                 lmbda=1.0,

@@ -37,6 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 import specjax
+from experiments._benchmark_models import first_layers, in_transformers
 from experiments._benchmark_on_policy import on_policy
 from experiments._config import run, write_atomically
 from specjax import drafters, evals
@@ -117,7 +118,7 @@ def plain(args: argparse.Namespace) -> dict[str, Any]:
 def overhead(args: argparse.Namespace) -> dict[str, Any]:
     """A round over its passes, the target drafting for itself with two layers."""
     target = specjax.load(args.target, dtype="float32")
-    draft = _first_layers(target, 2)
+    draft = first_layers(target, 2)
     gamma = 4
     job = prepare(
         target,
@@ -183,7 +184,7 @@ def pair(args: argparse.Namespace) -> dict[str, Any]:
 def recompile(args: argparse.Namespace) -> dict[str, Any]:
     """Compilations while 100 rounds of varied requests run, after one warm-up."""
     target = specjax.load(args.target, dtype="float32")
-    draft = _first_layers(target, 1)
+    draft = first_layers(target, 1)
     ids, rounds, compiled = _chat_ids(target), 0, []
 
     def request(number: int) -> int:
@@ -257,30 +258,16 @@ def _chat_ids(target: Checkpoint) -> list[int]:
     return chat_prompts(target.tokenizer, [PROMPT]).tokens[0]
 
 
-def _first_layers(target: Checkpoint, number: int) -> Checkpoint:
-    from specjax.models import CausalLM, take_layers
-
-    config, params = take_layers(target.config, target.params, range(number))
-    return Checkpoint(CausalLM(config), params, target.tokenizer, config)
-
-
 def _transformers(target: Checkpoint, ids: list[int], new_tokens: int):
-    """The same weights in transformers, through an exported folder."""
-    import tempfile
-
+    """Greedy decoding of the same weights in transformers."""
     import torch
-    import transformers
 
-    with tempfile.TemporaryDirectory() as folder:
-        specjax.export(target, f"{folder}/model")
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            f"{folder}/model", dtype=torch.float32
-        ).eval()
+    model = in_transformers(target)[0].eval()
     prompt = torch.tensor([ids])
 
     def call():
         with torch.no_grad():
-            out = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
+            out = model.generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
                 do_sample=False,

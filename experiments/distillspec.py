@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import Progress
 
 from experiments._config import (
     Arguments,
@@ -44,6 +44,7 @@ from experiments._evaluation import (
     print_report,
     write_report,
 )
+from experiments._progress import progress_bars
 from experiments._stages import Run, Trained, equal_steps, equal_time, held_out_quality
 from specjax import export, parallel
 from specjax.core import Checkpoint
@@ -67,13 +68,7 @@ def main() -> None:
         console.print(f"This run was finished already: it is in {workdir}.")
         return
     write_resolved(workdir, args.config, args.preset)
-    with Progress(
-        *Progress.get_default_columns()[:-1],
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as progress:
+    with progress_bars() as progress:
         pair = train(args, workdir, progress)
         report = evaluate(args.config, pair, progress)
     report = {**names(args.config), **report}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import Progress
 
 from experiments._config import (
     open_workdir,
@@ -33,7 +33,8 @@ from experiments._config import (
 )
 from experiments._evaluation import DECODINGS
 from experiments._grid_config import PRESETS, Config
-from experiments._stages import Corpus, Run
+from experiments._progress import progress_bars
+from experiments._stages import Run
 from specjax import drafters, evals, parallel
 from specjax.core import Checkpoint
 from specjax.decoding import prepare
@@ -52,13 +53,7 @@ def main() -> None:
     write_resolved(workdir, args.config, args.preset)
     (workdir / "cells").mkdir(exist_ok=True)
     console = Console(width=80)
-    with Progress(
-        *Progress.get_default_columns()[:-1],
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as progress:
+    with progress_bars() as progress:
         found = fill(args.config, workdir, progress)
     report = summarise(args.config, found)
     write_report(workdir, report)
@@ -80,7 +75,6 @@ def fill(config: Config, workdir: Path, progress: Progress) -> dict[int, dict]:
     target, corpus = first.target_and_corpus()
     if corpus.train is None:
         corpus, _ = first.samples(target, corpus)
-    texts: dict[str, Corpus] = {"fixed": corpus}
     found: dict[int, dict] = {}
     for seed in config.grid.seeds:
         found[seed] = {}
@@ -89,10 +83,7 @@ def fill(config: Config, workdir: Path, progress: Progress) -> dict[int, dict]:
             path = workdir / "cells" / f"{seed}-{cell[0]}-{cell[1]}.json"
             if not path.exists():
                 standard = standard or _standard(config, seed, first, target, corpus)
-                if "target" in cell and "target" not in texts:
-                    texts["target"] = first.target_text(target, corpus)
-                text = texts.get(cell[1], corpus)
-                draft = _train(config, seed, cell, first, standard, target, text)
+                draft = _train(config, seed, cell, first, standard, target, corpus)
                 figures = _measure(config, target, draft, corpus, seed)
                 write_atomically(path, evals.to_json(figures))
             found[seed][cell] = json.loads(path.read_text())
@@ -119,7 +110,7 @@ def _standard(config: Config, seed: int, run: Run, target, corpus) -> Checkpoint
 
 
 def _train(
-    config: Config, seed: int, cell: Cell, run: Run, standard, target, corpus: Corpus
+    config: Config, seed: int, cell: Cell, run: Run, standard, target, corpus
 ) -> Checkpoint:
     name = "-".join((str(seed), *cell))
     if cell == BASELINE:
@@ -127,9 +118,10 @@ def _train(
         run = _seeded(config, seed, run)
         trained = run.fit(name, standard, corpus, stage, CrossEntropy())
     else:
-        divergence, source = cell
-        run = _seeded(config, seed, run, divergence=divergence, source=source)
-        trained = run.distil(name, standard, target, corpus)
+        ask: dict[str, Any] = {"divergence": cell[0], "source": cell[1]}
+        # What the target writes depends on the pair's own seed: drawn once for all.
+        text = _seeded(config, config.base.seed, run, **ask).text(target, corpus)
+        trained = _seeded(config, seed, run, **ask).distil(name, standard, target, text)
     return trained.checkpoint
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import Progress
 
 from experiments._config import (
     open_workdir,
@@ -36,6 +36,7 @@ from experiments._config import (
 )
 from experiments._corpus import Corpus
 from experiments._evaluation import DECODINGS
+from experiments._progress import progress_bars
 from experiments._stages import Run, held_out_quality
 from experiments._two_stage_config import PRESETS, Config
 from specjax import drafters, evals, export, parallel
@@ -62,13 +63,7 @@ def main() -> None:
     console = Console(width=80)
     if not (workdir / "report.json").exists():
         write_resolved(workdir, args.config, args.preset)
-        with Progress(
-            *Progress.get_default_columns()[:-1],
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        ) as progress:
+        with progress_bars() as progress:
             trained = train(args.config, workdir, progress)
             report = evaluate(args.config, trained, progress)
         write_atomically(workdir / "report.md", markdown(report))

@@ -107,7 +107,6 @@ def plot_heat_map(
     values: Mapping[tuple[str, str], float],
     title: str,
     labels: tuple[str, str, str],
-    texts: Mapping[tuple[str, str], str] | None = None,
 ) -> None:
     """A number for each (row, column), as a colour and in writing.
 
@@ -116,7 +115,6 @@ def plot_heat_map(
         values: (row, column) -> number; missing cells stay empty.
         title: of the picture.
         labels: of the rows, of the columns, of the colours (with its unit).
-        texts: what to write in a cell; default the number.
     """
     rows = list(dict.fromkeys(row for row, _ in values))
     columns = list(dict.fromkeys(column for _, column in values))
@@ -130,10 +128,11 @@ def plot_heat_map(
     axes.set_xlabel(labels[1])
     middle = (max(values.values()) + min(values.values())) / 2
     for (r, c), value in values.items():
-        text = texts[r, c] if texts else number(value, 2)
         colour = "black" if value > middle else "white"
         where = columns.index(c), rows.index(r)
-        axes.text(*where, text, ha="center", va="center", color=colour, fontsize=8)
+        axes.text(
+            *where, number(value, 2), ha="center", va="center", color=colour, fontsize=8
+        )
     figure.colorbar(image, ax=axes, label=labels[2])
     axes.set_title(title)
     figure.tight_layout()
