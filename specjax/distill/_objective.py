@@ -155,12 +155,11 @@ class Objective:
             more = term.per_batch(aux[n], outputs.student, outputs.teacher, batch)
             parts[n] = parts[n] if more is None else parts[n] + more
         weighted = [w * part for (w, _), part in zip(self.terms, parts, strict=True)]
-        counts = [term.count(batch) for _, term in bound.terms]
         loss = sum(s * part for s, part in zip(scales, parts, strict=True))
         sums = dataclasses.replace(
             Sums.zeros(),
             parts=dict(zip(self.names, weighted, strict=True)),
-            counts=dict(zip(self.names, counts, strict=True)),
+            counts=bound.count(batch),
             agreement=monitored[0],
             overlap=monitored[1],
             outside=monitored[2],

@@ -72,7 +72,8 @@ class CrossEntropy(Term):
 
     def per_token(self, view: TokenView) -> Array:
         """Minus the log-probability of each label."""
-        return -at_labels(log_law(view.q_logits), view)
+        logits = view.q_logits.astype(jnp.float32)
+        return jax.nn.logsumexp(logits, axis=-1) - at_labels(logits, view)
 
 
 def laws(
