@@ -17,6 +17,8 @@ from specjax.distill._layers import LayerTerm, Pairs
 from specjax.distill._state import Batch, HeadedModel
 from specjax.distill._term import registry
 
+_Read = list[tuple[Array, Array]]
+
 
 @registry.register("hint")
 @dataclass(frozen=True)
@@ -55,9 +57,39 @@ class Hint(LayerTerm):
         return _layers.masked_sum(self.mask(batch), jnp.asarray(loss))
 
 
+class _Projecting(LayerTerm):
+    """A term that may project the student's features to the teacher's widths."""
+
+    project: bool  # a field of each
+
+    def check(self, student: HeadedModel, teacher: HeadedModel | None) -> None:
+        """See `Term`: wrong layers, and widths that differ without a projection."""
+        layers = self._bound_layers(student, teacher)
+        if not self.project:
+            _layers.check_widths(layers, student, teacher)
+
+    def init(
+        self, key: Array, student: HeadedModel, teacher: HeadedModel | None
+    ) -> Params:
+        """See `Term`: the matrices of `project`."""
+        if not self.project:
+            return ()
+        layers = self._bound_layers(student, teacher)
+        return _layers.projections(key, layers, student, teacher)
+
+    def _read(self, aux: Params, student: LMOutput, teacher: LMOutput | None) -> _Read:
+        layers = _layers.as_pairs(self.layers)
+        if not self.project:
+            return _layers.read(layers, student, teacher)
+        return _layers.read_projected(layers, aux, student, teacher)
+
+    def _bound_layers(self, student: HeadedModel, teacher: HeadedModel | None) -> Pairs:
+        return _layers.as_pairs(self.bind(student, teacher).layers)
+
+
 @registry.register("hidden_state")
 @dataclass(frozen=True)
-class HiddenState(LayerTerm):
+class HiddenState(_Projecting):
     """The distance of hidden states, token by token.
 
     - "mse": the *mean* over D of `(u - v)^2`;
@@ -81,21 +113,11 @@ class HiddenState(LayerTerm):
         super().__post_init__()
         _layers.choose("distance", self.distance, _DISTANCES)
 
-    def check(self, student: HeadedModel, teacher: HeadedModel | None) -> None:
-        """See `Term`: unknown layers, and widths that differ without a projection."""
-        _check(self, student, teacher)
-
-    def init(
-        self, key: Array, student: HeadedModel, teacher: HeadedModel | None
-    ) -> Params:
-        """See `Term`: the matrices of `project`."""
-        return _init(self, key, student, teacher)
-
     def per_batch(
         self, aux: Params, student: LMOutput, teacher: LMOutput | None, batch: Batch
     ) -> Array:
         """See `Term`."""
-        pairs = _read(self, aux, student, teacher)
+        pairs = self._read(aux, student, teacher)
         loss = sum(_DISTANCES[self.distance](u, v) for u, v in pairs)
         return _layers.masked_sum(self.mask(batch), jnp.asarray(loss))
 
@@ -137,7 +159,7 @@ class AttentionTransfer(LayerTerm):
 
 @registry.register("patient_kd")
 @dataclass(frozen=True)
-class PatientKD(LayerTerm):
+class PatientKD(_Projecting):
     """Patient knowledge distillation: normalised hidden states of several layers.
 
     `sum_j ||u_j / ||u_j|| - v_j / ||v_j|| ||^2` over J pairs of layers. The final layer
@@ -196,16 +218,6 @@ class PatientKD(LayerTerm):
         pairs = tuple((f"layers.{j}", f"layers.{i}") for j, i in enumerate(chosen))
         return dataclasses.replace(self, layers=pairs)
 
-    def check(self, student: HeadedModel, teacher: HeadedModel | None) -> None:
-        """See `Term`: as `HiddenState`, and depths that leave no layer to choose."""
-        _check(self, student, teacher)
-
-    def init(
-        self, key: Array, student: HeadedModel, teacher: HeadedModel | None
-    ) -> Params:
-        """See `Term`: the matrices of `project`."""
-        return _init(self, key, student, teacher)
-
     def mask(self, batch: Batch) -> Array:
         """The tokens of `positions`."""
         return _POSITIONS[self.positions](batch.mask)
@@ -214,7 +226,7 @@ class PatientKD(LayerTerm):
         self, aux: Params, student: LMOutput, teacher: LMOutput | None, batch: Batch
     ) -> Array:
         """See `Term`."""
-        pairs = _read(self, aux, student, teacher)
+        pairs = self._read(aux, student, teacher)
         if self.normalize:
             pairs = [(_layers.unit(u), _layers.unit(v)) for u, v in pairs]
         loss = _REDUCTIONS[self.reduction](pairs)
@@ -251,8 +263,6 @@ _DISTANCES: dict[str, Callable[[Array, Array], Array]] = {
     "cosine": _cosine,
 }
 
-_Read = list[tuple[Array, Array]]
-
 
 def _sum(pairs: _Read) -> Array:
     return jnp.asarray(sum(_layers.squared_distance(u, v) for u, v in pairs))
@@ -263,35 +273,3 @@ def _mean(pairs: _Read) -> Array:
 
 
 _REDUCTIONS: dict[str, Callable[[_Read], Array]] = {"sum": _sum, "mean": _mean}
-
-_Projecting = HiddenState | PatientKD
-
-
-def _check(term: _Projecting, student: HeadedModel, teacher: HeadedModel | None):
-    layers = _pairs(term, student, teacher)
-    if not term.project:
-        _layers.check_widths(layers, student, teacher)
-
-
-def _init(
-    term: _Projecting, key: Array, student: HeadedModel, teacher: HeadedModel | None
-) -> Params:
-    if not term.project:
-        return ()
-    layers = _pairs(term, student, teacher)
-    return _layers.projections(key, layers, student, teacher)
-
-
-def _read(
-    term: _Projecting, aux: Params, student: LMOutput, teacher: LMOutput | None
-) -> _Read:
-    layers = _layers.as_pairs(term.layers)
-    if not term.project:
-        return _layers.read(layers, student, teacher)
-    return _layers.read_projected(layers, aux, student, teacher)
-
-
-def _pairs(
-    term: _Projecting, student: HeadedModel, teacher: HeadedModel | None
-) -> Pairs:
-    return _layers.as_pairs(term.bind(student, teacher).layers)
