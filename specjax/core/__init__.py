@@ -10,6 +10,7 @@ from specjax.core._protocols import (
     LMOutput,
     Params,
     Proposal,
+    Stateless,
     Verdict,
     Verifier,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "Registry",
     "Sampling",
     "SpecStats",
+    "Stateless",
     "Verdict",
     "Verifier",
     "near",

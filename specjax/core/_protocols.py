@@ -343,6 +343,25 @@ class Drafter(Protocol):
         ...
 
 
+class Stateless:
+    """`init` and `commit` of a drafter that keeps nothing from round to round."""
+
+    def init(
+        self,
+        params: Params,
+        tokens: Array,
+        length: Array,
+        capacity: int,
+        target: LMOutput,
+    ) -> Params:
+        """See `Drafter.init`: no state."""
+        return ()
+
+    def commit(self, params: Params, state: Params, feedback: Feedback) -> Params:
+        """See `Drafter.commit`: nothing to roll back."""
+        return state
+
+
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A model with its parameters, tokeniser and configuration: what `load` returns."""

@@ -84,9 +84,7 @@ def decode(
     Returns:
         The rows, their lengths and counts.
     """
-    decoder = Decoder(
-        model, drafter or NoDraft(model.vocab_size), verifier or Rejection()
-    )
+    decoder = Decoder(model, drafter or NoDraft(), verifier or Rejection())
     rules = make_rules(
         model,
         prompt_length,

@@ -157,7 +157,7 @@ def prepare(
     capacity = bucket(longest)
     width = min(bucket(max(lengths)), capacity)
 
-    bound, drafter_params = NoDraft(model.vocab_size), ()
+    bound, drafter_params = NoDraft(), ()
     if drafter is not None:
         bound, drafter_params = drafter.bind(target, longest)
     padded = np.zeros((batch, width), np.int32)

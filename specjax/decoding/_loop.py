@@ -19,6 +19,7 @@ from specjax.core import (
     Params,
     Proposal,
     SpecStats,
+    Stateless,
     Verdict,
     Verifier,
     record,
@@ -45,15 +46,10 @@ class DecodeState:
 
 
 @dataclasses.dataclass(frozen=True)
-class NoDraft:
+class NoDraft(Stateless):
     """Drafts nothing: the loop is then plain autoregressive decoding."""
 
-    vocab_size: int
     gamma: int = 0
-
-    def init(self, params, tokens, length, capacity, target) -> Params:
-        """No state."""
-        return ()
 
     def propose(self, params, keys, state, context) -> tuple[Proposal, Params]:
         """A proposal of no tokens."""
@@ -62,10 +58,6 @@ class NoDraft:
             jnp.zeros((batch, 0), jnp.int32), None, jnp.zeros((batch,), jnp.int32)
         )
         return none, state
-
-    def commit(self, params, state, feedback) -> Params:
-        """Nothing to roll back."""
-        return state
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,13 +5,13 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.core import Checkpoint, Context, Feedback, LMOutput, Params, Proposal
+from specjax.core import Checkpoint, Context, Params, Proposal, Stateless
 from specjax.drafters._registry import registry, require_gamma
 
 
 @registry.register("prompt_lookup")
 @dataclasses.dataclass(frozen=True)
-class PromptLookup:
+class PromptLookup(Stateless):
     """Copies what followed the longest earlier match of the text's last n tokens.
 
     Of equally long matches the most recent wins. Where the match runs into the end of
@@ -45,17 +45,6 @@ class PromptLookup:
         """See `Drafter.bind`: any target will do."""
         return self, ()
 
-    def init(
-        self,
-        params: Params,
-        tokens: Array,
-        length: Array,
-        capacity: int,
-        target: LMOutput,
-    ) -> Params:
-        """No state: everything is in the text."""
-        return ()
-
     def propose(
         self, params: Params, keys: Array, state: Params, context: Context
     ) -> tuple[Proposal, Params]:
@@ -81,7 +70,3 @@ class PromptLookup:
         tokens = context.token_at(source)
         drafted = jnp.where(found, self.gamma, 0).astype(jnp.int32)
         return Proposal.chain(tokens, None, drafted), state
-
-    def commit(self, params: Params, state: Params, feedback: Feedback) -> Params:
-        """Nothing to roll back."""
-        return state

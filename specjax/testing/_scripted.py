@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.core import Checkpoint, Context, Feedback, LMOutput, Params, Proposal
+from specjax.core import Checkpoint, Context, Params, Proposal, Stateless
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,19 +36,9 @@ class Scripted:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Bound:
+class _Bound(Stateless):
     gamma: int
     vocab_size: int
-
-    def init(
-        self,
-        params: Params,
-        tokens: Array,
-        length: Array,
-        capacity: int,
-        target: LMOutput,
-    ) -> Params:
-        return ()
 
     def propose(
         self, params: Params, keys: Array, state: Params, context: Context
@@ -62,6 +52,3 @@ class _Bound:
         tokens = jnp.where(offset < right, tokens, (tokens + 1) % self.vocab_size)
         drafted = jnp.full(context.length.shape, self.gamma, jnp.int32)
         return Proposal.chain(tokens, None, drafted), state
-
-    def commit(self, params: Params, state: Params, feedback: Feedback) -> Params:
-        return state

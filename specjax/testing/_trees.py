@@ -10,19 +10,34 @@ from jax import Array
 from specjax.core import (
     Checkpoint,
     Context,
-    Feedback,
     LanguageModel,
-    LMOutput,
     Params,
     Proposal,
+    Stateless,
 )
 from specjax.ops import fold, lineage, sample, tree_depth, warp
 
 Siblings = Literal["best", "with_replacement", "without_replacement"]
 
 
+class _OfTrees(Stateless):
+    """A drafter of given trees."""
+
+    trees: tuple[tuple[int, ...], ...]
+
+    @property
+    def gamma(self) -> int:
+        """G, the depth of the deepest tree."""
+        return max(tree_depth(tree) for tree in self.trees)
+
+    @property
+    def num_nodes(self) -> int:
+        """M, the size of the largest tree."""
+        return max(len(tree) for tree in self.trees)
+
+
 @dataclasses.dataclass(frozen=True)
-class DraftTree:
+class DraftTree(_OfTrees):
     """Drafts trees of a given shape; the draft's law looks at the last `window` tokens.
 
     It has no cache, so nothing of it can go wrong between rounds: what a test with it
@@ -46,33 +61,12 @@ class DraftTree:
     siblings: Siblings = "best"
     window: int = 2
 
-    @property
-    def gamma(self) -> int:
-        """G, the depth of the deepest tree."""
-        return max(tree_depth(tree) for tree in self.trees)
-
-    @property
-    def num_nodes(self) -> int:
-        """M, the size of the largest tree."""
-        return max(len(tree) for tree in self.trees)
-
     def bind(self, target: Checkpoint, max_length: int) -> tuple["DraftTree", Params]:
         """See `Drafter.bind`."""
         if not isinstance(self.draft, Checkpoint):
             raise ValueError(f"DraftTree needs a checkpoint, got {self.draft!r}")
         bound = dataclasses.replace(self, draft=self.draft.model)
         return bound, self.draft.params
-
-    def init(
-        self,
-        params: Params,
-        tokens: Array,
-        length: Array,
-        capacity: int,
-        target: LMOutput,
-    ) -> Params:
-        """No state."""
-        return ()
 
     def propose(
         self, params: Params, keys: Array, state: Params, context: Context
@@ -105,10 +99,6 @@ class DraftTree:
             self.gamma,
         )
         return proposal, state
-
-    def commit(self, params: Params, state: Params, feedback: Feedback) -> Params:
-        """Nothing to roll back."""
-        return state
 
     def _law(self, params: Params, window: Array, context: Context) -> Array:
         assert self.draft is not None and not isinstance(self.draft, Checkpoint)
@@ -168,27 +158,9 @@ class ScriptedTree:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Bound:
+class _Bound(_OfTrees):
     trees: tuple[tuple[int, ...], ...]
     vocab_size: int
-
-    @property
-    def gamma(self) -> int:
-        return max(tree_depth(tree) for tree in self.trees)
-
-    @property
-    def num_nodes(self) -> int:
-        return max(len(tree) for tree in self.trees)
-
-    def init(
-        self,
-        params: Params,
-        tokens: Array,
-        length: Array,
-        capacity: int,
-        target: LMOutput,
-    ) -> Params:
-        return ()
 
     def propose(
         self, params: Params, keys: Array, state: Params, context: Context
@@ -214,9 +186,6 @@ class _Bound:
         tokens = jnp.where(follows, tokens, wrong)
         static = self.trees[0] if len(self.trees) == 1 else parents
         return Proposal.tree(tokens, None, sizes, static, self.gamma), state
-
-    def commit(self, params: Params, state: Params, feedback: Feedback) -> Params:
-        return state
 
 
 def _pick_tree(trees: tuple[tuple[int, ...], ...], length: Array):
