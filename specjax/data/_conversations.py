@@ -1,6 +1,6 @@
 """Conversations with their answers, from files and data sets: text to learn from."""
 
-import itertools
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,11 @@ from specjax.data._prompts import (
     Message,
     Prompt,
     find_field,
+    load_rows,
     read_category,
     read_messages,
 )
-from specjax.data._rows import Row, read_rows
+from specjax.data._rows import Row
 
 # Looked for in this order where a row's conversation has no answer in it.
 ANSWERS = ("answer", "completion", "response", "output")
@@ -76,14 +77,8 @@ def load_conversations(
         ValueError: no conversation, an unknown field, an empty prompt or answer, or a
             row that cannot be read; the message names file and line.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1 conversation or None, got {limit}")
-    source = os.fspath(source)
-    rows = read_rows(source, split, subset, limit)
-    conversations = list(itertools.islice(_conversations(rows, field, answer), limit))
-    if not conversations:
-        raise ValueError(f"{source} holds no conversations")
-    return conversations
+    found = functools.partial(_conversations, field=field, answer=answer)
+    return load_rows(found, "conversation", source, split, subset, limit)
 
 
 def chat_examples(

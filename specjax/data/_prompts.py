@@ -1,16 +1,19 @@
 """Prompts: from a file, a data set, or the set that comes with the package."""
 
+import functools
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from specjax.core import near
 from specjax.data._rows import PACKAGED, Row, read_rows
 
 # Looked for in this order where no field is named.
 FIELDS = ("prompt", "question", "text", "messages", "conversations", "turns")
+
+T = TypeVar("T")
 
 Message = Mapping[str, str]  # {"role": "user", "content": "..."}
 
@@ -88,14 +91,31 @@ def load_prompts(
         >>> load_prompts("packaged", split="eval", limit=1)[0].messages[0]["role"]
         'user'
     """
+    found = functools.partial(_prompts, field=field)
+    return load_rows(found, "prompt", source, split, subset, limit)
+
+
+def load_rows(
+    make: Callable[[Iterator[Row]], Iterator[T]],
+    what: str,
+    source: str | os.PathLike,
+    split: str | None,
+    subset: str | None,
+    limit: int | None,
+) -> list[T]:
+    """What is made of the first rows of a source: at least one, at most `limit`.
+
+    Raises:
+        ValueError: a limit below 1, or there is none; says `what`.
+    """
     if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1 prompt or None, got {limit}")
+        raise ValueError(f"limit must be at least 1 {what} or None, got {limit}")
     source = os.fspath(source)
     rows = read_rows(source, split, subset, limit)
-    prompts = list(itertools.islice(_prompts(rows, field), limit))
-    if not prompts:
-        raise ValueError(f"{source} holds no prompts")
-    return prompts
+    made = list(itertools.islice(make(rows), limit))
+    if not made:
+        raise ValueError(f"{source} holds no {what}s")
+    return made
 
 
 def _prompts(rows: Iterator[Row], field: str | None) -> Iterator[Prompt]:
