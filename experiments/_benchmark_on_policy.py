@@ -91,7 +91,7 @@ def _theirs(teacher, student, texts: list[str], steps: int, between) -> list[flo
     """Seconds of each step of TRL's trainer; `between` runs after every one."""
     import datasets
     import transformers
-    import trl.experimental.gkd as gkd
+    import trl.experimental.gkd as gkd  # pyright: ignore[reportMissingImports]
 
     class Clock(transformers.TrainerCallback):
         """Times the steps."""
