@@ -67,6 +67,7 @@ def printed(outputs):
     return "".join(o.text for o in outputs if o.output_type == "stream")
 
 
+@pytest.mark.full
 def test_every_draft_leaves_the_tokens_as_they_were(executed):
     lines = printed(executed["drafts"]).splitlines()
     assert len(lines) == 2
@@ -78,6 +79,7 @@ def shown(token, tokenizer):
     return text.replace("\n", "&#9166;<br>")
 
 
+@pytest.mark.full
 def test_the_colours_add_up_to_the_tokens_and_the_counts(executed, tiny_folder):
     target = specjax.load(tiny_folder)
     out = specjax.generate(

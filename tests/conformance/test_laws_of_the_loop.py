@@ -27,6 +27,7 @@ from specjax.testing import (
     sequence_law,
 )
 from tests.conformance.drafter_factories import FACTORIES, GAMMA, make_drafter
+from tests.marks import sampled
 
 ROWS, NUM_TOKENS = 8192, 3
 PROMPT = [1, 2, 0, 1, 2, 3, 1, 2]  # ends as it began: something to look up
@@ -130,7 +131,10 @@ def fits(drafter, verifier):
 
 
 PAIRS = [(d, v) for d in drafters.names() for v in LOSSLESS if fits(d, v)]
-each_pair = pytest.mark.parametrize("drafter,verifier", PAIRS)
+each_pair = pytest.mark.parametrize(
+    "drafter,verifier",
+    sampled(PAIRS, ("two_model", "rejection"), ("prompt_lookup", "rejection")),
+)
 
 
 @each_pair
@@ -141,14 +145,8 @@ def test_first_three_tokens_follow_the_targets_law(drafter, verifier, setting):
     assert p_value(tokens, setting) > 1e-3
 
 
-# Their exact laws are in tests/verifiers: of one family one goes through the loop.
-ONE_OF_EACH = [
-    pytest.param(n, marks=[pytest.mark.full] if n in ("lossy_lin", "lossy_sq") else [])
-    for n in LOSSY
-]
-
-
-@pytest.mark.parametrize("verifier", ONE_OF_EACH)
+@pytest.mark.full
+@pytest.mark.parametrize("verifier", LOSSY)
 def test_what_is_called_lossy_is(verifier):
     tokens, stats = registered("two_model", verifier)
     assert p_value(tokens, "plain") < 1e-6, "not lossless, yet nothing shows it"
@@ -160,6 +158,7 @@ def test_what_is_called_lossy_is(verifier):
         assert p_value(tokens, "greedy") == 1.0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
 def test_a_draft_of_adaptive_length_leaves_the_targets_law(verifier):
     drafter, params = make_drafter("two_model", TARGET, 100)
@@ -190,7 +189,7 @@ def test_counts_add_up(drafter, verifier):
     "verifier,agreement",
     [
         ("rejection", lambda p, q: np.minimum(p, q).sum()),
-        ("greedy", lambda p, q: (p * q).sum()),
+        pytest.param("greedy", lambda p, q: (p * q).sum(), marks=[pytest.mark.full]),
     ],
 )
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -257,7 +256,7 @@ CONTROLS = {
 }
 
 
-@pytest.fixture(scope="module", params=CONTROLS)
+@pytest.fixture(scope="module", params=sampled(CONTROLS, "verifier"))
 def faulty(request):
     return CONTROLS[request.param]()[0]
 

@@ -28,6 +28,9 @@ NAMES = OBJECTIVE.names
 # Their loss of a batch is not made of the losses of its rows.
 COMPARES_ROWS = ("relational_kd",)
 
+# One program of all terms: its compilation alone takes half a minute.
+pytestmark = pytest.mark.full
+
 INDICES = range(len(NAMES))
 each_term = pytest.mark.parametrize("index", INDICES, ids=NAMES)
 

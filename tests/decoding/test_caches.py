@@ -13,6 +13,7 @@ from specjax.decoding import Decoder, decode, make_rules
 from specjax.ops import row_keys
 from specjax.testing import TabularLM, check_cache, poison, reference_logits
 from tests.decoding.conftest import sharp, small_model
+from tests.marks import sampled
 
 GAMMA, CAPACITY = 4, 64
 
@@ -124,6 +125,7 @@ def test_a_slot_too_many_would_be_seen(target, similar, prompts):
     assert not np.array_equal(right.tokens, wrong.tokens)
 
 
+@pytest.mark.full
 def test_acceptance_does_not_drift_when_the_target_drafts_for_itself(prompts):
     """https://github.com/lablup/mlxcel/pull/1002"""
     model = small_model(max_position_embeddings=256)
@@ -138,7 +140,7 @@ def test_acceptance_does_not_drift_when_the_target_drafts_for_itself(prompts):
     assert (np.asarray(state.stats.emitted) == 200).all()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", sampled([0.0, 1.0], 1.0))
 def test_a_cache_without_slack_keeps_its_last_slots(
     target, similar, prompts, temperature
 ):
@@ -187,7 +189,11 @@ def _exact(model, drafter, params, drafter_params, tokens, length, sampling):
 
 
 @pytest.mark.parametrize(
-    "verifier", [name for name in verifiers.names() if verifiers.get(name).lossless]
+    "verifier",
+    sampled(
+        [name for name in verifiers.names() if verifiers.get(name).lossless],
+        "rejection",
+    ),
 )
 def test_a_table_that_reads_its_cache_alone_goes_through_all_counts(verifier):
     """The loop with a model whose logits are NaN as soon as a slot is wrong."""

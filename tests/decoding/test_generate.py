@@ -11,9 +11,11 @@ from specjax.decoding import bucket, prepare
 from specjax.ops import warp
 from specjax.testing import TabularLM, greedy_reference, reference_logits
 from tests.decoding.conftest import sharp, small_model
+from tests.marks import sampled
 
 GREEDY = Sampling(temperature=0.0)
 RAGGED = [(1, 40), (5, 36), (9, 30), (16, 20), (17, 24)]  # prompt, new tokens
+FILTERED = Sampling(1.2, top_k=10, top_p=0.9, min_p=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def ragged():
     return [rng.integers(0, 64, length).tolist() for length, _ in RAGGED]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", sampled([0.0, 0.8], 0.8))
 def test_each_row_of_a_ragged_batch_is_its_solo_run(
     target, two_model, ragged, temperature
 ):
@@ -66,9 +68,7 @@ def test_a_rows_output_does_not_depend_on_its_neighbours(target, two_model, prom
     assert generate(target, prompts, seed=100, **settings).tokens != straight.tokens
 
 
-@pytest.mark.parametrize(
-    "sampling", [Sampling(0.8), Sampling(1.2, top_k=10, top_p=0.9, min_p=0.02)]
-)
+@pytest.mark.parametrize("sampling", sampled([Sampling(0.8), FILTERED], FILTERED))
 def test_log_probs_are_the_targets_after_sampling(target, two_model, prompts, sampling):
     """Recomputed without a cache, for drafts, corrections and bonus tokens alike."""
     out = generate(
@@ -84,7 +84,7 @@ def test_log_probs_are_the_targets_after_sampling(target, two_model, prompts, sa
         np.testing.assert_allclose(log_probs, expected, atol=3e-5)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("temperature", sampled([0.0, 0.7, 1.0], 0.0, 1.0))
 @pytest.mark.parametrize(
     "filters",
     [{}, dict(top_k=5, top_p=0.8, min_p=0.01)],
@@ -118,6 +118,7 @@ def test_top_k_of_one_is_greedy(target, two_model, prompts, greedy):
     assert out.tokens == [text[:24] for text in greedy]
 
 
+@pytest.mark.full
 def test_lenience_strays_no_further_than_it_says(target, two_model, prompts, greedy):
     """Greedy: each token has at least l times the raw probability of the best."""
     rates = []
@@ -207,6 +208,7 @@ def test_the_models_context_ends_a_row(target, similar):
 
 
 @pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.full
 def test_a_draft_block_longer_than_the_whole_row(rows):
     model = TabularLM(4)
     table = Checkpoint(model, model.init(jax.random.key(0)))

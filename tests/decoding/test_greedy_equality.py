@@ -9,6 +9,7 @@ from specjax import drafters, generate
 from specjax.core import Checkpoint, Sampling
 from specjax.testing import Scripted, greedy_reference, reference_logits
 from tests.decoding.conftest import sharp, small_model
+from tests.marks import sampled
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -41,7 +42,7 @@ def test_plain_decoding(target, prompts, greedy):
     assert out.stats.block_efficiency == 1.0
 
 
-@pytest.mark.parametrize("gamma", range(1, 9))
+@pytest.mark.parametrize("gamma", sampled(range(1, 9), 1, 4))
 def test_a_random_draft_and_the_target_itself(target, draft, prompts, greedy, gamma):
     """https://github.com/huggingface/transformers/issues/30042"""
     for model in (draft, target):
@@ -59,7 +60,7 @@ def test_a_random_draft_and_the_target_itself(target, draft, prompts, greedy, ga
     assert (np.asarray(out.stats.rounds) == -(-24 // (gamma + 1))).all()
 
 
-@pytest.mark.parametrize("gamma", [1, 3, 8])
+@pytest.mark.parametrize("gamma", sampled([1, 3, 8], 3))
 def test_a_draft_that_is_right_k_times_of_gamma(target, prompts, greedy, gamma):
     """https://github.com/huggingface/transformers/issues/30042"""
     texts, rows = scripts(prompts, greedy), np.arange(len(prompts))
@@ -155,7 +156,7 @@ def test_prompt_lookup_emits_exactly_what_was_asked_for(target, greedy):
     assert int(np.asarray(out.stats.drafted)[0]) > 0
 
 
-@pytest.mark.parametrize("draft_size", [60, 68])
+@pytest.mark.parametrize("draft_size", sampled([60, 68], 60))
 def test_vocabularies_of_different_sizes(target, prompts, greedy, draft_size):
     """https://github.com/vllm-project/vllm/issues/7252"""
     model = small_model(draft_size)
@@ -186,6 +187,7 @@ def test_a_sliding_window_equals_the_uncached_full_mask(prompts):
     assert expected[0] != greedy_reference(full, windowed.params, prompts[0], 40)
 
 
+@pytest.mark.full
 def test_bfloat16_differs_only_where_the_two_best_are_near(target, similar, prompts):
     """A pass of several tokens may round differently from one of a single token.
 

@@ -20,6 +20,7 @@ def laws(rows=64, seed=0, sharpness=2.0):
 
 
 @pytest.mark.parametrize("name", divergences.names())
+@pytest.mark.full
 def test_all_ids_give_the_full_divergence(name):
     p, q = laws()
     law = CachedLaw.of(p, VOCAB)
@@ -93,6 +94,7 @@ def edge_cases():
 
 @pytest.mark.parametrize("case", edge_cases())
 @pytest.mark.parametrize("name", divergences.names())
+@pytest.mark.full
 def test_values_and_gradients_are_finite(name, case):
     p, q = (jnp.asarray(x, jnp.float32)[None, None] for x in edge_cases()[case])
     law = CachedLaw.of(jax.nn.log_softmax(p), 2)

@@ -184,6 +184,7 @@ def test_an_extreme_ratio_leaves_finite_gradients(exact):
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
 
 
+@pytest.mark.full
 def test_rollouts_beside_a_corpus_teach_the_draft(toys):
     """The paper's recipe: two updates a draw, and cross-entropy where there are labels.
 

@@ -9,6 +9,7 @@ import pytest
 
 from specjax import distill, divergences
 from specjax.distill import Batch, Models, Objective, Policy
+from tests.marks import sampled
 
 
 def relative(a, b):
@@ -64,7 +65,10 @@ ORACLES = {
 
 @pytest.mark.parametrize(
     "name, temperature",
-    [("forward_kl", 1.0), ("forward_kl", 2.5), ("reverse_kl", 1.0), ("tvd", 0.5)],
+    sampled(
+        [("forward_kl", 1.0), ("forward_kl", 2.5), ("reverse_kl", 1.0), ("tvd", 0.5)],
+        ("forward_kl", 2.5),
+    ),
 )
 def test_loss_equals_a_float64_oracle(toys, fixed, uneven, name, temperature):
     """Logits at t predict token t + 1, and the temperature reaches both laws."""
@@ -100,7 +104,7 @@ def test_cross_entropy_equals_a_float64_oracle(toys, fixed, uneven):
     assert loss == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("accumulate", [2, 4])
+@pytest.mark.parametrize("accumulate", sampled([2, 4], 4))
 def test_gradients_do_not_depend_on_the_split_into_micro_batches(
     fixed, uneven, accumulate
 ):
@@ -118,7 +122,7 @@ def test_a_mean_of_means_would_be_another_loss(fixed, uneven):
     assert abs(of_means - fixed(uneven)[0]) > 1e-2 * of_means
 
 
-@pytest.mark.parametrize("chunk", [1, 28])
+@pytest.mark.parametrize("chunk", sampled([1, 28], 1))
 @pytest.mark.parametrize("term", [distill.Distill, distill.CrossEntropy])
 def test_chunks_change_nothing(fixed, uneven, term, chunk):
     loss, gradient = fixed(uneven, objective=term())
@@ -148,6 +152,7 @@ def test_what_follows_a_row_changes_nothing(toys, fixed, uneven):
     assert fixed(changed)[0] == pytest.approx(fixed(uneven)[0], rel=1e-6)
 
 
+@pytest.mark.full
 def test_duplicating_the_batch_changes_nothing(fixed, uneven):
     """https://github.com/huggingface/trl/pull/4105"""
     twice = jax.tree.map(lambda x: np.concatenate([x, x]), uneven)
@@ -178,7 +183,9 @@ def test_uniform_draft_of_a_certain_target_loses_log_v(toys, fixed, step_of):
         assert float(sums.mean_loss) == pytest.approx(math.log(toys.vocab), rel=1e-4)
 
 
-@pytest.mark.parametrize("sizes", [(13, 16), (16, 13)])
+@pytest.mark.parametrize(
+    "sizes", [(13, 16), pytest.param((16, 13), marks=pytest.mark.full)]
+)
 def test_vocabularies_padded_to_different_sizes_compare_shared_ids(toys, sizes):
     draft, target = (toys.language_model(vocab_size=size) for size in sizes)
     q_params, p_params = toys.sharp(draft, 3), toys.sharp(target, 4)
@@ -196,6 +203,7 @@ def test_vocabularies_padded_to_different_sizes_compare_shared_ids(toys, sizes):
     assert float(sums.mean_loss) == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.full
 def test_unused_vocabulary_rows_can_be_left_out(toys):
     """https://github.com/huggingface/trl/pull/4105"""
     model = toys.language_model(vocab_size=16)

@@ -11,6 +11,7 @@ from specjax import distill, divergences
 from specjax.distill import Models, Objective, Policy
 from specjax.models import CausalLM, reduce_head
 from tests.conformance.term_cases import batch
+from tests.marks import sampled
 
 IDS = [0, 2, 3, 7, 8, 12]  # of 13
 TERMS = ("distill", "cross_entropy", "adaspec", "minillm")
@@ -66,7 +67,7 @@ def logits(toys, student):
     ]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("temperature", sampled([1.0, 2.5], 2.5))
 def test_both_laws_are_over_the_ids_of_the_head(toys, student, measure, temperature):
     """Li et al., EAGLE-3, arXiv 2503.01840: the target's law is renormalised."""
     reduced = student(IDS)
@@ -120,6 +121,7 @@ def all_terms():
     return Objective(*[(1.0, distill.make_term(name)) for name in TERMS], chunk=8)
 
 
+@pytest.mark.full
 def test_a_head_of_all_ids_is_a_full_head(toys, student, measure, all_terms):
     """Every term that reads logits: the same losses and the same slopes."""
     reduced = student(range(13))
@@ -135,6 +137,7 @@ def test_a_head_of_all_ids_is_a_full_head(toys, student, measure, all_terms):
     assert abs(float(sums.outside)) < 1e-4 and whole[2].outside == 0
 
 
+@pytest.mark.full
 def test_losses_and_slopes_of_a_reduced_head_are_finite(student, measure, all_terms):
     loss, gradient, sums = measure(all_terms, student(IDS))
     assert np.isfinite(loss) and sums.outside > 0
@@ -149,6 +152,7 @@ def test_ids_that_the_teacher_lacks_are_refused(toys, measure):
         measure(Objective((1.0, distill.Distill())), (CausalLM(config), params))
 
 
+@pytest.mark.full
 def test_the_chance_of_acceptance_comes_to_what_the_head_allows(toys, student, step_of):
     """Overfitting: alpha ends at the mass that the target has on the ids."""
     model, params = student(IDS)

@@ -16,6 +16,7 @@ from specjax.distill import (
     StudentGenerated,
 )
 from specjax.ops import fold
+from tests.marks import sampled
 
 PROMPT, NEW = 5, 7
 ROLLOUT = StudentGenerated(PROMPT, NEW)
@@ -114,6 +115,7 @@ def test_no_gradient_flows_through_the_sampling(toys, step_of, draw):
 
 
 @pytest.mark.parametrize("per", ["row", "step"])
+@pytest.mark.full
 def test_rollouts_do_not_depend_on_the_split_into_micro_batches(toys, step_of, per):
     """https://github.com/huggingface/trl/issues/4719"""
     batch = Batch.of(toys.corpus(rows=8), prompt_length=3)
@@ -141,6 +143,7 @@ def test_the_same_sequence_is_masked_alike_whoever_wrote_it(draw):
     assert (as_data.mask == drawn.mask).all()
 
 
+@pytest.mark.full
 def test_every_step_draws_afresh(toys, step_of):
     step = step_of(source=ROLLOUT, optimizer=distill.make_optimizer(learning_rate=1e-9))
     state = step.init(jax.random.key(0), toys.draft_params)
@@ -181,7 +184,7 @@ def test_a_split_takes_an_exact_share_and_keeps_the_order(toys, draw):
             assert int(drawn.mask[row].sum()) == NEW
 
 
-@pytest.mark.parametrize("per", ["split", "row", "step"])
+@pytest.mark.parametrize("per", sampled(["split", "row", "step"], "split"))
 @pytest.mark.parametrize("fraction", [0.0, 1.0])
 def test_the_ends_of_a_mixture_are_its_parts(draw, fraction, per):
     drawn = draw(Mixture(FixedCorpus(), ROLLOUT, fraction=fraction, per=per))

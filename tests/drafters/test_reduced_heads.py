@@ -81,6 +81,7 @@ def greedy(target):
     ]
 
 
+@pytest.mark.full
 def test_greedy_text_goes_through_ids_that_the_draft_lacks(target, greedy):
     """The target itself with every other id it uses: right there, silent elsewhere."""
     prompts, texts = greedy

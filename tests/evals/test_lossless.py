@@ -7,6 +7,7 @@ import pytest
 from specjax import drafters, evals
 from specjax.core import Checkpoint, Sampling
 from specjax.models import CausalLM, ModelConfig
+from tests.marks import sampled
 
 
 def checkpoint(seed: int, scale: float = 6.0) -> Checkpoint:
@@ -25,6 +26,9 @@ def checkpoint(seed: int, scale: float = 6.0) -> Checkpoint:
     return Checkpoint(model, params, config=config)
 
 
+FILTERED = Sampling(temperature=0.8, top_k=9, top_p=0.9)
+
+
 @pytest.fixture(scope="module")
 def pair():
     return checkpoint(0), checkpoint(1)
@@ -36,7 +40,8 @@ def prompts():
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(temperature=0.8, top_k=9, top_p=0.9)]
+    "sampling",
+    sampled([Sampling(), FILTERED], FILTERED),
 )
 def test_the_loop_follows_the_target_and_its_control_does_not(pair, prompts, sampling):
     target, draft = pair

@@ -105,6 +105,7 @@ def test_the_chosen_ids_have_the_logits_that_they_had(pair):
     assert whole.shape == (2, 4, 16)
 
 
+@pytest.mark.full
 def test_a_cached_run_equals_the_uncached_one(reduced_model):
     reduced, rows = reduced_model
     expected = reduced.apply(rows, TOKENS)[0].logits

@@ -14,6 +14,8 @@ from specjax.models import CausalLM, HeadVocabulary, ModelConfig
 from specjax.ops import row_keys
 from specjax.testing import TabularLM, chi_square, count_sequences, sequence_law
 
+pytestmark = pytest.mark.full
+
 ROWS, PROMPT = 6000, [1, 2]
 MODEL = TabularLM(4, order=1)
 TARGET = Checkpoint(MODEL, MODEL.init(jax.random.key(0)))

@@ -11,6 +11,7 @@ import pytest
 from specjax import testing, verifiers
 from specjax.core import Proposal
 from specjax.ops import one_hot_log, row_keys
+from tests.marks import sampled
 from tests.verifiers.test_verifiers import random_law, targets_law
 
 SIBLINGS = ("best", "with_replacement", "without_replacement")
@@ -230,7 +231,7 @@ def random_tree(parents, size=3, seed=0, sharp=1.5):
 
 @pytest.mark.parametrize("points", [False, True])
 @pytest.mark.parametrize("name", OUTCOMES)
-@pytest.mark.parametrize("tree", ["binary", "mixed"])
+@pytest.mark.parametrize("tree", sampled(["binary", "mixed"], "mixed"))
 def test_code_follows_the_exact_law_of_its_outcomes(name, tree, points):
     """Jointly: which node is the last to stay, and which token comes behind it."""
     parents, rows = TREES[tree], 20_000
@@ -299,6 +300,7 @@ def batch(parents, rows=256, seed=0, points=False):
 
 @each
 @pytest.mark.parametrize("points", [False, True])
+@pytest.mark.full
 def test_a_dynamic_tree_of_the_same_shape_is_the_same(name, points):
     """Draw by draw; and each row may have a shape of its own."""
     parents, other = TREES["binary"], (-1, 0, 1, 2, -1, 4)
@@ -363,6 +365,7 @@ def test_a_token_that_the_target_cannot_emit_is_never_kept(name):
 
 
 @each
+@pytest.mark.full
 def test_rows_do_not_depend_on_each_other(name):
     parents = TREES["mixed"]
     tokens, log_q, log_p = batch(parents, rows=6)

@@ -11,6 +11,7 @@ import pytest
 from specjax import testing, verifiers
 from specjax.core import Proposal, Sampling
 from specjax.ops import one_hot_log, row_keys, warp
+from tests.marks import sampled
 
 # Laws of the first token, the second, ... that look at what came before.
 SIZE, GAMMA = 3, 2
@@ -150,7 +151,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
-@pytest.mark.parametrize("p,q,gamma,token,block", GOLDEN)
+@pytest.mark.parametrize("p,q,gamma,token,block", sampled(GOLDEN, *GOLDEN[::3]))
 def test_golden_expected_accepted_drafts(name, p, q, gamma, token, block):
     """Sun et al., arXiv 2403.10444, by hand and by the code."""
     expected = block if name == "block" else token
@@ -276,6 +277,7 @@ def test_a_draft_that_agrees_is_always_kept(name):
 
 
 @pytest.mark.parametrize("name", sorted(OUTCOMES))
+@pytest.mark.full
 def test_point_masses_may_be_left_unsaid(name):
     """`log_q=None` is what a one-hot law is, draw by draw."""
     p = jnp.log(jnp.asarray([[[0.5, 0.2, 0.3], [0.1, 0.3, 0.6], [0.3, 0.3, 0.4]]]))
@@ -310,6 +312,7 @@ def random_block(rows, gamma=3, size=5, seed=0):
     ],
     ids=lambda v: type(v).__name__,
 )
+@pytest.mark.full
 def test_without_slack_lossy_verifiers_are_rejection_bit_for_bit(strict):
     block = random_block(512)
     exact, same = (jax.jit(v)(*block) for v in (verifiers.Rejection(), strict))
@@ -339,6 +342,7 @@ def test_a_lossy_verifier_never_exceeds_its_bound(name, seed):
 
 
 @pytest.mark.parametrize("lenience", [1.0, 0.6, 0.3, 0.05])
+@pytest.mark.full
 def test_lenience_at_temperature_0_compares_with_the_best_token(lenience):
     """Leviathan et al., arXiv 2211.17192, appendix A.5, with p before the arg max."""
     p = np.array([0.5, 0.3, 0.15, 0.05], np.float32)
