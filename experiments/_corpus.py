@@ -55,6 +55,8 @@ class Corpus:
     held_out_text: Sequences | None  # of a corpus: to measure cross-entropy on
     train_prompts: list[list[int]]
     held_out_prompts: list[list[int]]
+    # How the text really goes on behind each of them, where that is known.
+    held_out_references: list[list[int]] = dataclasses.field(default_factory=list)
 
     @property
     def sequences(self) -> Sequences:
@@ -100,8 +102,9 @@ def read_text(config: Config, tokenizer, documents=None) -> Corpus:
         )
     # Evenly spread over the held-out files.
     chosen = np.linspace(0, len(held_out_rows.tokens) - 1, wanted).astype(int)
-    prompts = held_out_rows.tokens[chosen, :size].tolist()
-    return Corpus(train_rows, held_out_rows, [], prompts)
+    rows = held_out_rows.tokens[chosen]
+    prompts, references = rows[:, :size].tolist(), rows[:, size:].tolist()
+    return Corpus(train_rows, held_out_rows, [], prompts, references)
 
 
 def read_prompts(config: Config, tokenizer) -> Corpus:
@@ -124,10 +127,12 @@ def read_prompts(config: Config, tokenizer) -> Corpus:
                 f"{part.num_dropped} prompts longer than data.prompt_length="
                 f"{ask.prompt_length} tokens were left out"
             )
-    sequences = None
-    if given:
-        sequences = _given(ask, tokenizer, [train[n] for n in kept[0].kept])
-    return Corpus(sequences, None, kept[0].tokens, kept[1].tokens)
+    prompts = kept[0].tokens, kept[1].tokens
+    if not given:
+        return Corpus(None, None, *prompts)
+    sequences = _given(ask, tokenizer, [train[n] for n in kept[0].kept])
+    answers = _answers(ask, tokenizer, [held_out[n] for n in kept[1].kept])
+    return Corpus(sequences, None, *prompts, answers)
 
 
 def _asked(ask: Data) -> tuple[list[Any], list[Any]]:
@@ -171,6 +176,15 @@ def _given(ask: Data, tokenizer, conversations: list[data.Conversation]) -> Sequ
     return Sequences(
         padded.tokens, padded.lengths, padded.prompt_lengths, mask=padded.mask
     )
+
+
+def _answers(ask: Data, tokenizer, conversations) -> list[list[int]]:
+    """What comes behind the prompts of conversations, as token ids."""
+    encode = data.chat_examples if ask.chat else data.text_examples
+    return [
+        [token for token, counts in zip(e.tokens, e.mask, strict=True) if counts]
+        for e in encode(tokenizer, conversations)
+    ]
 
 
 def target_samples(

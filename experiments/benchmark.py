@@ -128,11 +128,11 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
         max_new_tokens=args.new_tokens,
         eos_token_ids=[],
     )
-    evals.run_once(job)
+    evals.run_once(target, job)
     ratios, rounds_ms = [], []
     for _ in range(args.repeats):
-        _, seconds, stats = evals.run_once(job)
-        a_round = seconds / int(stats.rounds.sum())
+        _, seconds, out = evals.run_once(target, job)
+        a_round = seconds / int(out.stats.rounds.sum())
         costs = evals.pass_costs(
             target, draft, batch=1, gamma=gamma, capacity=job.capacity, repeats=1
         )

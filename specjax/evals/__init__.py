@@ -10,6 +10,7 @@ from specjax.evals._cost_model import (
 from specjax.evals._intervals import interval
 from specjax.evals._latency import Timing, measure, ratio
 from specjax.evals._lossless import AcceptAll, chi_square_of_loop, greedy_equality
+from specjax.evals._quality import rouge_l
 from specjax.evals._report import (
     LABELS,
     markdown_table,
@@ -18,16 +19,18 @@ from specjax.evals._report import (
     plot_heat_map,
     plot_learning_curve,
     plot_speedup,
+    plot_trade_off,
     settings_table,
     to_json,
 )
-from specjax.evals._speed import PLAIN, Arm, compare, pass_costs, run_once
+from specjax.evals._speed import PLAIN, Arm, Output, compare, pass_costs, run_once
 
 __all__ = [
     "LABELS",
     "PLAIN",
     "AcceptAll",
     "Arm",
+    "Output",
     "Timing",
     "best_gamma",
     "block_efficiency",
@@ -45,7 +48,9 @@ __all__ = [
     "plot_heat_map",
     "plot_learning_curve",
     "plot_speedup",
+    "plot_trade_off",
     "ratio",
+    "rouge_l",
     "run_once",
     "settings_table",
     "speedup",

@@ -102,6 +102,33 @@ def plot_speedup(
     _finish(figure, axes, path, title)
 
 
+def plot_trade_off(
+    path: Path,
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    points: Mapping[str, tuple[float, float]],
+    title: str,
+    labels: tuple[str, str],
+) -> None:
+    """A quality over a cost: a curve a method, and single points to compare with.
+
+    Args:
+        path: where to.
+        curves: label -> (cost, quality).
+        points: label -> (cost, quality), drawn as larger marks.
+        title: of the picture.
+        labels: of cost and quality, with their units.
+    """
+    figure, axes = _axes()
+    for label, line in curves.items():
+        costs, qualities = zip(*line, strict=True)
+        axes.plot(costs, qualities, marker="o", markersize=4, label=label)
+    for (label, point), mark in zip(points.items(), "*sD^v", strict=False):
+        axes.plot(*point, mark, markersize=11, color="black", label=label)
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
+    _finish(figure, axes, path, title)
+
+
 def plot_heat_map(
     path: Path,
     values: Mapping[tuple[str, str], float],

@@ -4,13 +4,28 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specjax.core import Checkpoint, Drafter, LanguageModel, Sampling, SpecStats
-from specjax.decoding import Job, prepare
+from specjax.core import (
+    Checkpoint,
+    Drafter,
+    LanguageModel,
+    Sampling,
+    SpecStats,
+    Verifier,
+)
+from specjax.decoding import Generation, Job, collect, prepare
 from specjax.evals._latency import Timing, measure
+
+
+class Output(NamedTuple):
+    """What came of one prompt."""
+
+    tokens: list[int]  # the new ones
+    log_probs: list[float]  # the target's, whatever the verifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +36,7 @@ class Arm:
     decode_s: float  # the loop alone: neither compilation nor prefill
     prefill_s: float
     speedup: float  # tokens per second over those of plain decoding, same run
+    outputs: Mapping[int, Output]  # by index of the prompt
 
     @property
     def tokens_per_s(self) -> float:
@@ -41,6 +57,7 @@ def compare(
     sampling: Sampling,
     seed: int = 0,
     repeats: int = 1,
+    verifiers: Mapping[str, Verifier] | None = None,
     on_batch: Callable[[], None] | None = None,
 ) -> dict[str, Arm]:
     """Decodes the same prompts plainly and with each drafter, in turn, batch by batch.
@@ -58,6 +75,7 @@ def compare(
         sampling: how to draw.
         seed: of the first row; the others follow.
         repeats: timed runs of each batch; the fastest counts.
+        verifiers: drafter's name to verifier; rejection sampling for the others.
         on_batch: called after each batch, for a progress bar.
 
     Returns:
@@ -68,28 +86,35 @@ def compare(
             f"batch={batch} rows need at least as many prompts, got {len(prompts)}"
         )
     arms: dict[str, Drafter | None] = {PLAIN: None, **drafters}
+    _check_names(drafters, verifiers or {})
     stats: dict[str, SpecStats] = {}
+    outputs: dict[str, dict[int, Output]] = {name: {} for name in arms}
     decode_s, prefill_s = dict.fromkeys(arms, 0.0), dict.fromkeys(arms, 0.0)
     seen: set[tuple] = set()
-    prompts = sorted(prompts, key=len)  # rows of one shape side by side
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     for begin in range(0, len(prompts) - batch + 1, batch):
+        rows = order[begin : begin + batch]  # of like lengths: few shapes to compile
         for name, drafter in arms.items():
             job = prepare(
                 target,
-                prompts[begin : begin + batch],
+                [prompts[i] for i in rows],
                 drafter=drafter,
                 sampling=sampling,
                 max_new_tokens=max_new_tokens,
                 seed=seed + begin,
                 eos_token_ids=[],
+                verifier=(verifiers or {}).get(name),
             )
             shape = (name, job.prompts.shape, job.capacity)
             if shape not in seen:
                 seen.add(shape)
-                run_once(job)
-            runs = [run_once(job) for _ in range(repeats)]
-            _, _, counts = runs[0]
+                run_once(target, job)
+            runs = [run_once(target, job) for _ in range(repeats)]
+            out = runs[0][2]
+            counts = out.stats
             stats[name] = stats[name] + counts if name in stats else counts
+            each = map(Output, out.tokens, out.log_probs)
+            outputs[name] |= zip(rows, each, strict=True)
             prefill_s[name] += min(run[0] for run in runs)
             decode_s[name] += min(run[1] for run in runs)
         if on_batch is not None:
@@ -100,18 +125,29 @@ def compare(
             decode_s[name],
             prefill_s[name],
             speedup=_rate(stats, decode_s, name) / _rate(stats, decode_s, PLAIN),
+            outputs=outputs[name],
         )
         for name in arms
     }
 
 
-def run_once(job: Job) -> tuple[float, float, SpecStats]:
-    """Seconds of the prefill, seconds of the decoding loop, and the counts."""
+def run_once(target: Checkpoint, job: Job) -> tuple[float, float, Generation]:
+    """Seconds of the prefill, seconds of the decoding loop, and what it decoded."""
     begin = time.perf_counter()
     state = jax.block_until_ready(job.start())
     middle = time.perf_counter()
     state = jax.block_until_ready(job.run(state))
-    return middle - begin, time.perf_counter() - middle, jax.device_get(state.stats)
+    end = time.perf_counter()
+    return middle - begin, end - middle, collect(target, job, state)
+
+
+def _check_names(drafters: Mapping, verifiers: Mapping) -> None:
+    unknown = sorted(set(verifiers) - set(drafters))
+    if unknown or PLAIN in drafters:
+        raise ValueError(
+            f"verifiers are for the drafters {sorted(drafters)}, none of which may be "
+            f"called {PLAIN!r} (plain decoding is added), got verifiers for {unknown}"
+        )
 
 
 def pass_costs(
