@@ -111,6 +111,9 @@ def read_prompts(config: Config, tokenizer) -> Corpus:
     """Prompts; a share of them, or a split that the source has, is held out."""
     ask, given = config.data, config.data.answers == "given"
     train, held_out = _asked(ask)
+    if ask.max_prompts is not None and len(train) > ask.max_prompts:
+        spread = np.linspace(0, len(train) - 1, ask.max_prompts).astype(int)
+        train = [train[i] for i in spread]
     encode = data.chat_prompts if ask.chat else data.text_prompts
     kept = [
         encode(
@@ -148,6 +151,10 @@ def _asked(ask: Data) -> tuple[list[Any], list[Any]]:
         )
         return train, held_out
     rows = load(ask.prompts, split=ask.split, **source)
+    if ask.held_out_prompts is not None:
+        held_out = load(ask.held_out_prompts, split=ask.split, **source)
+        seen = {_text(row) for row in held_out}
+        return [row for row in rows if _text(row) not in seen], held_out
     share = max(ask.held_out, 1 / len(rows))
     held_out = [row for row in rows if _position(_text(row)) < share]
     train = [row for row in rows if _position(_text(row)) >= share]

@@ -99,6 +99,9 @@ class Data:
         max_chars: read about so many characters of the corpus; none: all of it.
         vocab_size: of a tokeniser trained here, for a target from scratch.
         held_out: share of documents kept for measuring, chosen by a hash of the name.
+        held_out_prompts: measure on the prompts of this file or data set, and train on
+            all of `prompts`; none: a share of those.
+        max_prompts: train on at most so many prompts, evenly spread; none: on all.
         length: T, tokens of a training sequence.
         prompt_length: P, tokens given before a sample begins; the longest prompt.
         samples: answers drawn from the target for each training prompt.
@@ -117,6 +120,8 @@ class Data:
     max_chars: int | None = None
     vocab_size: int = 1024
     held_out: float = 0.05
+    held_out_prompts: str | None = None
+    max_prompts: int | None = None
     length: int = 128
     prompt_length: int = 32
     samples: int = 1
@@ -134,8 +139,12 @@ class Data:
             raise ValueError("give data.prompts or data.text, not both")
         if self.prompts is None and self.answers == "given":
             raise ValueError("data.answers=given needs data.prompts, got none")
-        for name in ("samples", "target_rows"):
-            if getattr(self, name) < 1:
+        if self.prompts is None and (self.held_out_prompts or self.max_prompts):
+            raise ValueError(
+                "data.held_out_prompts and data.max_prompts need data.prompts, got none"
+            )
+        for name in ("samples", "target_rows", "max_prompts"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(
                     f"data.{name} must be at least 1, got {getattr(self, name)}"
                 )

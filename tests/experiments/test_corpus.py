@@ -58,6 +58,29 @@ def test_given_answers_are_what_is_learnt(tokenizer, sums, chat):
     assert drawn.train is None
     assert drawn.train_prompts == corpus.train_prompts
     assert drawn.held_out_prompts == corpus.held_out_prompts
+    # How each answer really goes on is known where answers are given.
+    for prompt, answer in zip(
+        corpus.held_out_prompts, corpus.held_out_references, strict=True
+    ):
+        a, b = tokenizer.decode(prompt).split("] ")[chat].split("?")[0].split(" + ")
+        assert tokenizer.decode(answer).strip().startswith(f"{a} and {b} make ")
+    assert drawn.held_out_references == []
+
+
+def test_held_out_prompts_may_come_from_a_file_of_their_own(tokenizer, sums, tmp_path):
+    path = tmp_path / "other.jsonl"
+    others = [{"question": "1 + 2?", "answer": "3"}, {"question": "9 + 9?"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in others))
+    ask = settings(prompts=sums, held_out_prompts=str(path), max_prompts=7)
+    corpus = _corpus.read_prompts(ask, tokenizer)
+    asked = [tokenizer.decode(p) for p in corpus.held_out_prompts]
+    assert ["1 + 2?" in asked[0], "9 + 9?" in asked[1], len(asked)] == [True, True, 2]
+    assert len(corpus.train_prompts) == 7
+    # What is measured on is never trained on.
+    ask = settings(prompts=sums, held_out_prompts=str(path))
+    corpus = _corpus.read_prompts(ask, tokenizer)
+    assert len(corpus.train_prompts) == 39
+    assert corpus.held_out_prompts[0] not in corpus.train_prompts
 
 
 def test_what_is_too_long_is_left_out_and_counted(tokenizer, sums, capsys):
