@@ -47,7 +47,8 @@ def parse(
         argv: the arguments; None: those of this process.
         config_class: a frozen dataclass, whose fields may be such dataclasses.
         presets: configs by name; the first one is the default.
-        shortcuts: extra flags and the key each sets: `{"--target": "target.source"}`.
+        shortcuts: extra flags and the key each sets: `{"--target": "target.source"}`;
+            the flag of a yes-or-no key takes no value and sets it.
             `--seed` sets `seed`, if there is such a field.
         description: what `--help` says first; usually `__doc__`.
         workdir: preset -> the default folder to write to.
@@ -88,6 +89,15 @@ def parse(
     for flag, key in shortcuts.items():
         if key not in fields:
             raise KeyError(f"the shortcut {flag} names the key {key!r}: there is none")
+        if fields[key] is bool:
+            parser.add_argument(
+                flag,
+                dest="settings",
+                action="append_const",
+                const=f"{key}=true",
+                help=f"same as --set {key}=true",
+            )
+            continue
         parser.add_argument(
             flag,
             dest="settings",

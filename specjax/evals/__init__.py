@@ -23,7 +23,15 @@ from specjax.evals._report import (
     settings_table,
     to_json,
 )
-from specjax.evals._speed import PLAIN, Arm, Output, compare, pass_costs, run_once
+from specjax.evals._speed import (
+    PLAIN,
+    Arm,
+    Output,
+    compare,
+    pass_costs,
+    run_once,
+    time_passes,
+)
 
 __all__ = [
     "LABELS",
@@ -54,5 +62,6 @@ __all__ = [
     "run_once",
     "settings_table",
     "speedup",
+    "time_passes",
     "to_json",
 ]

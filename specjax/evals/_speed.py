@@ -165,6 +165,35 @@ def pass_costs(
     Returns:
         "target", "verify" and "draft"; seconds are of one pass.
     """
+    return time_passes(
+        {"target": (target, 1), "verify": (target, gamma + 1), "draft": (draft, 1)},
+        batch=batch,
+        capacity=capacity,
+        repeats=repeats,
+        passes=passes,
+    )
+
+
+def time_passes(
+    what: Mapping[str, tuple[Checkpoint, int]],
+    *,
+    batch: int,
+    capacity: int,
+    repeats: int = 5,
+    passes: int = 20,
+) -> dict[str, Timing]:
+    """Times single passes in the middle of a text, in turn.
+
+    Args:
+        what: name to a model and how many tokens a row its pass reads.
+        batch: rows.
+        capacity: slots of the cache, half of which are full.
+        repeats: timed calls of each.
+        passes: passes a call.
+
+    Returns:
+        The same names; seconds are of one pass.
+    """
 
     def timed(checkpoint: Checkpoint, tokens: int):
         cache = checkpoint.model.init_cache(
@@ -175,14 +204,7 @@ def pass_costs(
             checkpoint.model, passes, checkpoint.params, cache, tokens
         )
 
-    timings = measure(
-        {
-            "target": timed(target, 1),
-            "verify": timed(target, gamma + 1),
-            "draft": timed(draft, 1),
-        },
-        repeats=repeats,
-    )
+    timings = measure({n: timed(*how) for n, how in what.items()}, repeats=repeats)
     return {
         name: Timing(tuple(s / passes for s in t.seconds), t.compile_s)
         for name, t in timings.items()
