@@ -139,14 +139,12 @@ class Decoder:
         """
         keys = fold(rules.keys, state.length)
         active = state.finish == RUNNING
-        context = Context(
-            state.tokens, state.length, rules.sampling, state.cache, active
-        )
+        context = self.context(rules, state)
         proposal, drafter = self.drafter.propose(
             drafter_params, fold(keys, 0), state.drafter, context
         )
         self._check(proposal)
-        out, cache = self._read_drafts(params, proposal, context)
+        out, cache = self.read_drafts(params, proposal, context)
         log_p = warp(out.logits, rules.sampling)
         verdict = self._verify(fold(keys, 1), proposal, log_p, out)
         path = self._path(proposal, verdict)
@@ -191,6 +189,11 @@ class Decoder:
             state,
         )
 
+    def context(self, rules: Rules, state: DecodeState) -> Context:
+        """What the drafter may look at in the next round."""
+        active = state.finish == RUNNING
+        return Context(state.tokens, state.length, rules.sampling, state.cache, active)
+
     def _check(self, proposal: Proposal) -> None:
         """Holds the drafter to what it said of itself; shapes only, so when tracing."""
         drafter, nodes = type(self.drafter).__name__, proposal.tokens.shape[1]
@@ -228,8 +231,14 @@ class Decoder:
             where["features"] = features
         return self.model.apply(params, tokens, cache, **where)
 
-    def _read_drafts(self, params: Params, proposal: Proposal, context: Context):
-        """The target reads the last token and the drafts, each behind its ancestors."""
+    def read_drafts(
+        self, params: Params, proposal: Proposal, context: Context
+    ) -> tuple[LMOutput, Params]:
+        """The target reads the last token and the drafts, each behind its ancestors.
+
+        Returns:
+            Its output on those M + 1 tokens, and the cache with all of them.
+        """
         last = context.token_at(context.length - 1)
         block = jnp.concatenate([last[:, None], proposal.tokens], axis=1)
         if proposal.is_chain:

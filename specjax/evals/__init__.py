@@ -23,6 +23,7 @@ from specjax.evals._report import (
     settings_table,
     to_json,
 )
+from specjax.evals._round import round_costs
 from specjax.evals._speed import (
     PLAIN,
     Arm,
@@ -59,6 +60,7 @@ __all__ = [
     "plot_trade_off",
     "ratio",
     "rouge_l",
+    "round_costs",
     "run_once",
     "settings_table",
     "speedup",

@@ -1,37 +1,13 @@
 """The proof of losslessness must pass for the loop and fail for what is wrong."""
 
-import jax
 import numpy as np
 import pytest
 
 from specjax import drafters, evals
-from specjax.core import Checkpoint, Sampling
-from specjax.models import CausalLM, ModelConfig
+from specjax.core import Sampling
 from tests.marks import sampled
 
-
-def checkpoint(seed: int, scale: float = 6.0) -> Checkpoint:
-    config = ModelConfig(
-        vocab_size=23,
-        hidden_size=16,
-        intermediate_size=16,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=8,
-        max_position_embeddings=64,
-    )
-    model = CausalLM(config)
-    params = jax.tree.map(lambda x: x * scale, model.init(jax.random.key(seed)))
-    return Checkpoint(model, params, config=config)
-
-
 FILTERED = Sampling(temperature=0.8, top_k=9, top_p=0.9)
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return checkpoint(0), checkpoint(1)
 
 
 @pytest.fixture(scope="module")
