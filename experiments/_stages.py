@@ -83,6 +83,28 @@ class Run:
         _check_head(draft, ask.vocab_size)
         return draft
 
+    def untrained_pair(self) -> tuple[Checkpoint, Checkpoint]:
+        """A target and a draft of the run's sizes, to time passes of.
+
+        What is trained from scratch keeps its first weights: they cost what others do.
+        """
+        ask = self.config
+        if ask.target.source is not None:
+            target = load(ask.target.source, dtype=ask.dtype)
+        else:
+            size = dataclasses.replace(ask.target.size, num_layers=ask.target.grow_to)
+            model = CausalLM(
+                _model_config(size, ask.data.vocab_size, 2 * _context(ask))
+            )
+            params = model.init(jax.random.key(ask.seed))
+            target = Checkpoint(model, params, config=model.config)
+        draft = self.standard_draft(target)
+        if ask.draft.vocab_size is None:
+            return target, draft
+        ids = range(ask.draft.vocab_size)
+        config, params = reduce_head(draft.config, draft.params, ids)
+        return target, _like(target, CausalLM(config), params)
+
     def reduced(
         self,
         draft: Checkpoint,
