@@ -11,6 +11,7 @@ from specjax.core._protocols import (
     Params,
     Proposal,
     Stateless,
+    TrainableDrafter,
     Verdict,
     Verifier,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "Sampling",
     "SpecStats",
     "Stateless",
+    "TrainableDrafter",
     "Verdict",
     "Verifier",
     "near",

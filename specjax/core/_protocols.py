@@ -343,6 +343,64 @@ class Drafter(Protocol):
         ...
 
 
+class TrainableDrafter(Drafter, Protocol):
+    """A drafter with parameters of its own, trained beside one target.
+
+    A frozen dataclass of settings, whose field `params` (left out of comparisons) holds
+    its own parameters, or None. `bind` refuses one without parameters, or with those
+    for a target of another width or vocabulary; what it returns is a hashable drafter
+    without arrays, which knows the target's model, and as the parameters
+
+        {"own": the drafter's, "target": those of the target, the same arrays}
+
+    so that heads and embeddings of the target serve the drafter without a copy.
+
+    `features: tuple[str, ...]` names what it reads of the target's pass beside
+    `hidden`, in training as in decoding.
+    """
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names for `models.CausalLM.apply`; () where `hidden` is enough."""
+        ...
+
+    def init_params(self, key: Array, target: "Checkpoint") -> Params:
+        """Fresh parameters of its own (a nested dict of arrays) for this target."""
+        ...
+
+    def with_params(self, own: Params) -> "TrainableDrafter":
+        """The same drafter, which carries these parameters."""
+        ...
+
+    def for_model(self, model: LanguageModel) -> "TrainableDrafter":
+        """What `bind` returns for a target of this model: hashable, without arrays."""
+        ...
+
+    def loss(
+        self, params: Params, keys: Array, tokens: Array, mask: Array, target: LMOutput
+    ) -> tuple[Array, dict[str, Array]]:
+        """What it has to learn from one micro-batch, called as `for_model` returns it.
+
+        Gradients stop where the caller says: the target's output and parameters come
+        stopped if the target is frozen.
+
+        Args:
+            params: as from `bind`.
+            keys: `[B]`, one a row.
+            tokens: `[B, T]` int32, padded on the right.
+            mask: `[B, T]`: token i is to be predicted and counts; never column 0.
+            target: its output on `tokens`, with `features`.
+
+        Returns:
+            The loss `[]` in nats, summed over all that counts, and sums by name, all
+            `[]`: "tokens", how many tokens count (the step divides the loss by their
+            number in all micro-batches), and what else is worth a column in the
+            metrics, which is shown as a mean: "agreement/head_1" is divided by
+            "tokens/head_1" where that is among the sums, and else by "tokens".
+        """
+        ...
+
+
 class Stateless:
     """`init` and `commit` of a drafter that keeps nothing from round to round."""
 
