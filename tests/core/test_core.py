@@ -300,6 +300,7 @@ def test_protocols_are_met():
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 6])
+@pytest.mark.full
 def test_one_row_is_written_as_many_are_also_past_both_ends(num_tokens):
     """One row takes a slice update, more a scatter. Writes outside are dropped:
 

@@ -145,6 +145,7 @@ def test_lenience_strays_no_further_than_it_says(target, two_model, prompts, gre
     assert rates[0] < rates[1] < rates[2]
 
 
+@pytest.mark.full
 def test_statistics_of_cut_blocks(target, prompts, greedy):
     """https://github.com/vllm-project/vllm/issues/56101
 

@@ -157,6 +157,7 @@ def test_prompt_lookup_emits_exactly_what_was_asked_for(target, greedy):
 
 
 @pytest.mark.parametrize("draft_size", sampled([60, 68], 60))
+@pytest.mark.full
 def test_vocabularies_of_different_sizes(target, prompts, greedy, draft_size):
     """https://github.com/vllm-project/vllm/issues/7252"""
     model = small_model(draft_size)
@@ -170,6 +171,7 @@ def test_vocabularies_of_different_sizes(target, prompts, greedy, draft_size):
     assert out.tokens == [text[:24] for text in greedy]
 
 
+@pytest.mark.full
 def test_a_sliding_window_equals_the_uncached_full_mask(prompts):
     """https://github.com/ml-explore/mlx-lm/issues/1914"""
     model = small_model(sliding_window=8)

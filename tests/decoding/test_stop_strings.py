@@ -108,6 +108,7 @@ def test_generation_stops_where_a_search_on_the_host_would(babbler, drafter, sto
 
 
 @pytest.mark.parametrize("stop", ["abc", [" ", "cab"]], ids=str)
+@pytest.mark.full
 def test_a_string_is_found_on_any_branch_of_a_tree(babbler, drafter, stop):
     tree = DraftTree(drafter.draft, ((-1, -1, 0, 0, 1, 2), (-1, 0, -1, 2, 3)))
     stops_where_a_search_would(babbler, tree, stop)

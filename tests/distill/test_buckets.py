@@ -42,6 +42,7 @@ def test_all_ids_give_the_full_divergence(name):
 
 @pytest.mark.parametrize("name", BOUNDED)
 @pytest.mark.parametrize("top_k", [1, 3, VOCAB - 1])
+@pytest.mark.full
 def test_merging_ids_never_adds_to_a_divergence(name, top_k):
     """Data processing. Renormalising over the ids, the negative control, does add."""
     p, q = laws(rows=500)
@@ -107,6 +108,7 @@ def test_values_and_gradients_are_finite(name, case):
 
 
 @pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.full
 def test_gradient_equals_finite_differences(name):
     with jax.enable_x64(True):
         rng = np.random.default_rng(3)

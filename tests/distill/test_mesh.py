@@ -97,6 +97,7 @@ def quick_flags() -> str:
     return flags
 
 
+@pytest.mark.full
 def test_eight_devices_equal_one():
     """https://github.com/huggingface/trl/issues/4719"""
     flags = f"--xla_force_host_platform_device_count=8 {quick_flags()}"

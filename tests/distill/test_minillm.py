@@ -94,6 +94,7 @@ PLAIN = dict(length_norm=False, reward_clip=None)
 
 
 @pytest.mark.parametrize("single_step", [True, False])
+@pytest.mark.full
 def test_the_gradient_is_that_of_the_sequences_kl(exact, single_step):
     """With its own samples (alpha = 0) and plain returns, in exact expectation."""
     model, q_params, p_params, log_q, _, gradient = exact

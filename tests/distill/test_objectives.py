@@ -186,6 +186,7 @@ def test_uniform_draft_of_a_certain_target_loses_log_v(toys, fixed, step_of):
 @pytest.mark.parametrize(
     "sizes", [(13, 16), pytest.param((16, 13), marks=pytest.mark.full)]
 )
+@pytest.mark.full
 def test_vocabularies_padded_to_different_sizes_compare_shared_ids(toys, sizes):
     draft, target = (toys.language_model(vocab_size=size) for size in sizes)
     q_params, p_params = toys.sharp(draft, 3), toys.sharp(target, 4)
@@ -233,6 +234,7 @@ def test_the_target_gets_no_gradient(toys, uneven):
     assert all(not x.any() for x in jax.tree.leaves(gradient))
 
 
+@pytest.mark.full
 def test_slopes_of_every_divergence_equal_finite_differences(toys):
     """Through the model, the chunks and the mean, along a random direction."""
     # (The weight of lk gets no gradient: here it does not move.)

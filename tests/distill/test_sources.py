@@ -97,6 +97,7 @@ def test_denominators_count_generated_tokens(toys, step_of):
     assert 4 <= counts["on_policy_tokens"] == counts["tokens"] < 36
 
 
+@pytest.mark.full
 def test_no_gradient_flows_through_the_sampling(toys, step_of, draw):
     """The gradient is that of the same sequences given as data."""
     step = step_of(source=ROLLOUT)
@@ -192,6 +193,7 @@ def test_the_ends_of_a_mixture_are_its_parts(draw, fraction, per):
     assert drawn.tokens.shape == (6, 20)
 
 
+@pytest.mark.full
 def test_samples_of_the_target_are_labels(toys, draw):
     """Sequence-level distillation trains on them, so they are not on-policy."""
     drawn = draw(distill.TargetGenerated(PROMPT, NEW))

@@ -93,6 +93,7 @@ def test_overfitting_one_sequence_drives_agreement_to_one(toys, step_of, objecti
 
 
 @pytest.mark.parametrize("name", distill.optimizer_names())
+@pytest.mark.full
 def test_every_optimiser_learns(toys, step_of, name):
     rate = {"muon": 2e-2}.get(name, 5e-3)
     optimizer = distill.make_optimizer(
@@ -108,6 +109,7 @@ def test_every_optimiser_learns(toys, step_of, name):
     assert losses[-1] < 0.9 * losses[0]
 
 
+@pytest.mark.full
 def test_muon_turns_with_the_layout_of_the_kernels(toys, step_of):
     """The same numbers, transposed, whichever way a model keeps its weights."""
     results = []

@@ -40,6 +40,7 @@ def pair(toys):
     return draft, target, toys.sharp(draft, 3), toys.sharp(target, 4)
 
 
+@pytest.mark.full
 def test_each_token_is_told_with_its_probability_under_mixture_and_draft(toys, pair):
     """Over the ids that both have, and without the cache that it was drawn with."""
     draft, target, q_params, p_params = pair
@@ -77,6 +78,7 @@ def test_tokens_follow_the_mixture_and_not_the_draft(toys, pair):
     assert testing.chi_square(counts, 0.6 * p + 0.4 * q) < 1e-6
 
 
+@pytest.mark.full
 def test_without_the_targets_share_it_is_the_student(toys):
     sampling = Sampling(temperature=0.6)
     batch = Batch.of(toys.corpus(rows=6), prompt_length=3)

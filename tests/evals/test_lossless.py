@@ -32,6 +32,7 @@ def test_the_loop_follows_the_target_and_its_control_does_not(pair, prompts, sam
     assert control < 1e-6
 
 
+@pytest.mark.full
 def test_greedy_rows_are_equal_and_counted(pair, prompts):
     target, draft = pair
     equal = evals.greedy_equality(

@@ -7,6 +7,7 @@ from specjax.core import Sampling
 from specjax.decoding import collect, prepare
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_parts_of_a_round_have_costs_and_leave_the_job_as_it_was(temperature, pair):
     target, draft = pair

@@ -102,6 +102,7 @@ def logits_of(checkpoint):
         ("qwen3", "qwen3"),
     ],
 )
+@pytest.mark.full
 def test_logits_equal_those_of_transformers(tmp_path, name, arch):
     """llama.cpp interleaves query and key heads for "llama" only."""
     checkpoint = load(write_gguf(tmp_path / "m.gguf", name, arch))

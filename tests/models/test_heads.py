@@ -87,6 +87,7 @@ def test_settings_that_cannot_be_are_refused():
         sized(head=head, tie_word_embeddings=False)
 
 
+@pytest.mark.full
 def test_the_chosen_ids_have_the_logits_that_they_had(pair):
     (full, params), (reduced, rows) = pair
     assert full.head_ids is None and reduced.head_ids.tolist() == IDS

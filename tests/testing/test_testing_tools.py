@@ -99,6 +99,7 @@ class TestDraftTree:
         proposal, _ = drafter.propose(params, row_keys(jnp.arange(rows)), (), context)
         return proposal
 
+    @pytest.mark.full
     def test_siblings_follow_the_laws_that_are_said(self):
         law = next_token_laws(MODEL, PARAMS, [1, 2], 2, Sampling())
         for siblings in ("with_replacement", "without_replacement"):
