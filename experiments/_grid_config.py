@@ -24,7 +24,7 @@ class Grid:
         max_new_tokens: tokens added to each.
     """
 
-    divergences: tuple[str, ...] = ("forward_kl", "reverse_kl", "jsd", "tvd")
+    divergences: tuple[str, ...] = ("forward_kl", "reverse_kl", "jsd", "tvd", "lk")
     sources: tuple[str, ...] = ("fixed", "target", "student")
     seeds: tuple[int, ...] = (0, 1, 2)
     gamma: int = 4
@@ -62,13 +62,20 @@ class Config:
 
 
 def _base(preset: str, steps: int) -> Base:
-    """A pair of the main job; every cell gets the same steps, whatever they cost."""
+    """A pair of the main job; every stage gets its steps, whatever they cost."""
+
+    def untimed(stage: Stage, **changes) -> Stage:
+        return dataclasses.replace(stage, max_seconds=None, **changes)
+
     base = BASES[preset]
-    stage: Stage = dataclasses.replace(
-        base.distill.train, steps=steps, max_seconds=None
-    )
+    target, draft, distill = base.target, base.draft, base.distill
     return dataclasses.replace(
-        base, distill=dataclasses.replace(base.distill, train=stage)
+        base,
+        target=dataclasses.replace(
+            target, train=untimed(target.train), grow=untimed(target.grow)
+        ),
+        draft=dataclasses.replace(draft, train=untimed(draft.train)),
+        distill=dataclasses.replace(distill, train=untimed(distill.train, steps=steps)),
     )
 
 
