@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.core import LMOutput, Params
-from specjax.distill._chunks import cut_chunks, map_chunks
 from specjax.distill._response import at_labels, log_law, on_head
 from specjax.distill._state import Batch, HeadedModel, Models, Policy, Sums
 from specjax.distill._term import Term, TokenView, registry
 from specjax.models import HeadVocabulary
+from specjax.ops import cut_chunks, map_chunks
 
 Scales = tuple[Array, ...]  # of each term: weight / loss tokens
 

@@ -18,10 +18,10 @@ from jax import Array
 from specjax import divergences
 from specjax.core import LMOutput, Params
 from specjax.distill import _layers
-from specjax.distill._chunks import cut_chunks
 from specjax.distill._layers import LayerTerm
 from specjax.distill._state import Batch, HeadedModel
 from specjax.distill._term import registry
+from specjax.ops import cut_chunks
 
 
 @registry.register("relational_kd")

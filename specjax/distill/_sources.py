@@ -20,11 +20,10 @@ from jax import Array
 
 from specjax.core import Registry, Sampling
 from specjax.decoding import decode
-from specjax.distill._chunks import map_chunks
 from specjax.distill._mixed_model import mixed_policy
 from specjax.distill._response import at, log_law
 from specjax.distill._state import Batch, Behaviour, Models, Policy
-from specjax.ops import fold
+from specjax.ops import fold, map_chunks
 
 _sources: Registry[Callable[..., "Source"]] = Registry("data source")
 

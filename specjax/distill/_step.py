@@ -12,6 +12,14 @@ from jax import Array
 
 from specjax import parallel
 from specjax.core import Params
+from specjax.distill._micro import (
+    master,
+    norm,
+    row_streams,
+    scan_pieces,
+    split_rows,
+    update,
+)
 from specjax.distill._objective import Objective, Scales
 from specjax.distill._sources import FixedCorpus, Source
 from specjax.distill._state import (
@@ -99,7 +107,7 @@ class TrainStep:
         params_key, run_key = jax.random.split(key)
         if params is None:
             params = _fresh(self.student, params_key)
-        return _start(self, jax.tree.map(_master, params), run_key)
+        return _start(self, jax.tree.map(master, params), run_key)
 
     def __call__(
         self,
@@ -204,13 +212,7 @@ def _draw(
         memory.
     """
     rows = batch.tokens.shape[0]
-    if rows % step.accumulate:
-        raise ValueError(
-            f"the batch must be a multiple of accumulate={step.accumulate}, got {rows} "
-            "rows"
-        )
-    step_key, rows_key = jax.random.split(jax.random.fold_in(state.key, state.step))
-    row_keys = jax.vmap(jax.random.fold_in, (None, 0))(rows_key, jnp.arange(rows))
+    step_key, row_keys = row_streams(state.key, state.step, rows)
     models = _models(step, state.params, *others)
 
     def draw(memory, piece):
@@ -220,8 +222,8 @@ def _draw(
         batch = jax.tree.map(lambda x: parallel.constrain(x, parallel.BATCH), batch)
         return memory, (batch, step.loss.count(batch))
 
-    micro = jax.tree.map(lambda x: _split(x, step.accumulate), (batch, row_keys))
-    memory, (drawn, counts) = _scan(draw, state.memory, micro)
+    micro = split_rows((batch, row_keys), step.accumulate)
+    memory, (drawn, counts) = scan_pieces(draw, state.memory, micro)
     return drawn, jax.tree.map(lambda x: jnp.sum(x, dtype=x.dtype), counts), memory
 
 
@@ -230,20 +232,16 @@ def _descend(
 ) -> tuple[TrainState, Sums]:
     """One update; none where nothing counts."""
     gradients, sums = _gradients(step, state, drawn, counts, *others)
-    old = (state.params, state.aux), state.opt_state
-    updates, opt_state = step.optimizer.update(gradients, state.opt_state, old[0])
+    old = state.params, state.aux
     some = sums.tokens > 0
-    new = jax.tree.map(
-        lambda new, old: jnp.where(some, new, old),
-        (optax.apply_updates(old[0], updates), opt_state),
-        old,
+    (params, aux), opt_state = update(
+        step.optimizer, gradients, state.opt_state, old, some, step.kernel_layout
     )
-    (params, aux), opt_state = parallel.constrain_params(new, step.kernel_layout)
     sums = dataclasses.replace(
         sums,
         updates=some.astype(jnp.int32),
         skipped=(~some).astype(jnp.int32),
-        grad_norm=_norm(gradients),
+        grad_norm=norm(gradients),
     )
     state = dataclasses.replace(state, params=params, aux=aux, opt_state=opt_state)
     return state, sums
@@ -262,7 +260,7 @@ def _gradients(
 
     sums = Sums.zeros(step.loss.names)
     zeros = jax.tree.map(jnp.zeros_like, trained), sums
-    return _scan(add, zeros, drawn)[0]
+    return scan_pieces(add, zeros, drawn)[0]
 
 
 def _part(step: TrainStep, trained, batch: Batch, scales: Scales, *others: Params):
@@ -292,29 +290,3 @@ def _models(step: TrainStep, params, teacher_params=None, reference_params=None)
         other("teacher", step.teacher, teacher_params),
         other("reference", step.reference, reference_params),
     )
-
-
-def _scan(function, carry, pieces):
-    """`lax.scan`; a single piece is not put in a loop, which XLA optimises less."""
-    if jax.tree.leaves(pieces)[0].shape[0] > 1:
-        return jax.lax.scan(function, carry, pieces)
-    carry, out = function(carry, jax.tree.map(lambda x: x[0], pieces))
-    return carry, jax.tree.map(lambda x: x[None], out)
-
-
-def _split(x: Array, parts: int) -> Array:
-    """`[B, ...]` as `[parts, B / parts, ...]`, part a of rows a, a + parts, ..."""
-    x = jnp.swapaxes(x.reshape(-1, parts, *x.shape[1:]), 0, 1)
-    return parallel.constrain(x, None, parallel.BATCH)
-
-
-def _master(x: Array) -> Array:
-    low = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
-    return jnp.array(x, dtype=jnp.float32 if low else x.dtype, copy=True)
-
-
-def _norm(tree: Params) -> Array:
-    squares = [
-        jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)
-    ]
-    return jnp.sqrt(jnp.sum(jnp.stack(squares)))

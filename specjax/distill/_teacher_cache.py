@@ -21,11 +21,11 @@ import numpy as np
 from specjax.core import Checkpoint
 from specjax.distill._batches import Batches
 from specjax.distill._buckets import CachedLaw
-from specjax.distill._chunks import map_chunks
 from specjax.distill._response import check_temperature, log_law
 from specjax.distill._shards import ShardReader, ShardWriter
 from specjax.distill._state import Batch, HeadedModel
 from specjax.io import model_digest, tokenizer_digest
+from specjax.ops import map_chunks
 
 _WHAT = "teacher cache"
 

@@ -22,6 +22,26 @@ def map_chunks(function, pieces, size: int):
     return jax.tree.map(join, out)
 
 
+def sum_chunks(function, pieces, size: int):
+    """The sum of what `function` gives of each chunk, made again for the gradient.
+
+    What is padded to fill the last chunk is zero: `function` must count nothing there.
+    """
+    width = jax.tree.leaves(pieces)[0].shape[1]
+    if size >= width:
+        return function(pieces)
+    again, chunks = jax.checkpoint(function), cut_chunks(pieces, size)
+
+    def add(total, piece):
+        return jax.tree.map(jnp.add, total, again(piece)), None
+
+    first = jax.tree.map(lambda x: x[0], chunks)
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, first)
+    )
+    return jax.lax.scan(add, zeros, chunks)[0]
+
+
 def cut_chunks(pieces, size: int):
     """`[B, T, ...]` as `[chunks, B, size, ...]`, padded with zeros (masked)."""
 
