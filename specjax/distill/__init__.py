@@ -5,6 +5,7 @@ from specjax.distill._batches import Batches, BatchFunction, BatchSource
 from specjax.distill._buckets import CachedLaw, bucketed
 from specjax.distill._checkpoints import Checkpoints
 from specjax.distill._configured import make_objective, make_term
+from specjax.distill._drafter_step import DrafterStep
 from specjax.distill._features import (
     AttentionTransfer,
     HiddenState,
@@ -68,6 +69,7 @@ __all__ = [
     "Checkpoints",
     "CrossEntropy",
     "Distill",
+    "DrafterStep",
     "FixedCorpus",
     "HeadedModel",
     "HiddenState",

@@ -17,6 +17,7 @@ from specjax import parallel
 from specjax.core import Params
 from specjax.distill._batches import BatchSource
 from specjax.distill._checkpoints import Checkpoints
+from specjax.distill._drafter_step import DrafterStep
 from specjax.distill._metrics import MetricsFile
 from specjax.distill._progress import Interrupt, ProgressBar
 from specjax.distill._state import Sums, TrainState
@@ -63,7 +64,7 @@ class TrainResult:
 
 
 def train(
-    step: TrainStep,
+    step: TrainStep | DrafterStep,
     state: TrainState,
     batches: BatchSource,
     *,
@@ -95,7 +96,7 @@ def train(
     process.
 
     Args:
-        step: what a step is.
+        step: what a step is; a `DrafterStep` trains a drafter beside its target.
         state: where to start; used up. When resuming only its structure counts.
         batches: `Batches(...)`, or any pure function of the step number.
         steps: the cap, resumed steps included.
@@ -190,7 +191,7 @@ class _Run:
         metrics,
         checkpoints,
     ):
-        self.step: TrainStep = step
+        self.step: TrainStep | DrafterStep = step
         self.state: TrainState = state
         self.batches: BatchSource = batches
         self.others: tuple[Params, Params] = others  # of the teacher, of the reference
@@ -338,7 +339,7 @@ def _check_mesh(mesh: Mesh | None) -> None:
         )
 
 
-def _check_ids(tokens, step: TrainStep) -> None:
+def _check_ids(tokens, step: TrainStep | DrafterStep) -> None:
     """An id past a vocabulary would be read as another token, silently."""
     sizes = [m.vocab_size for m in (step.student, step.teacher) if m is not None]
     low, high = int(np.min(tokens)), int(np.max(tokens))

@@ -171,6 +171,8 @@ class Sums:
     updates: Array  # optimiser steps taken
     skipped: Array  # steps without any loss token: parameters unchanged
     grad_norm: Array  # the sum over updates
+    # What a trained drafter counts, see `core.TrainableDrafter.loss`.
+    named: dict[str, Array] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def zeros(cls, terms: Sequence[str] = ()) -> "Sums":
@@ -179,6 +181,7 @@ class Sums:
         kinds: dict[str, Any] = dict.fromkeys(_REALS, real)
         kinds["parts"] = dict.fromkeys(terms, real)
         kinds["counts"] = dict.fromkeys(terms, number)
+        kinds["named"] = {}
         return cls(**{f.name: kinds.get(f.name, number) for f in _fields(cls)})
 
     def __add__(self, other: "Sums") -> "Sums":
@@ -199,7 +202,7 @@ class Sums:
         sums = {
             f.name: np.asarray(getattr(self, f.name)).item()
             for f in _fields(self)
-            if f.name not in ("parts", "counts")
+            if f.name not in ("parts", "counts", "named")
         }
         tokens, updates = max(sums["tokens"], 1), max(sums["updates"], 1)
         means = {
@@ -208,6 +211,7 @@ class Sums:
         }
         ratios = {name: sums[name] / tokens for name in ("agreement", "overlap")}
         ratios |= {"outside": sums["outside"] / tokens} if sums["outside"] else {}
+        ratios = _means(self.named) or ratios  # a drafter says what there is to see
         # A term may count only some of the tokens: how many is part of the news.
         own = {f"tokens/{name}": int(count) for name, count in self.counts.items()}
         own = {name: count for name, count in own.items() if count != sums["tokens"]}
@@ -220,6 +224,17 @@ class Sums:
             **{name: sums[name] for name in counts},
             **own,
         }
+
+
+def _means(named: dict[str, Array]) -> dict[str, float]:
+    """What a drafter summed, over what it says that it summed."""
+    sums = {name: np.asarray(value).item() for name, value in named.items()}
+    means = {}
+    for name, value in sums.items():
+        kind, _, part = name.partition("/")
+        if kind != "tokens":
+            means[name] = value / max(sums.get(f"tokens/{part}", sums["tokens"]), 1)
+    return means
 
 
 _REALS = ("agreement", "overlap", "outside", "grad_norm")
