@@ -1,9 +1,7 @@
 """A smaller language model drafts a chain of tokens, one after the other."""
 
 import dataclasses
-from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -16,9 +14,10 @@ from specjax.core import (
     Params,
     Proposal,
 )
+from specjax.drafters._chain import draw_chain, require_confidence
 from specjax.drafters._registry import registry, require_gamma
 from specjax.io import check_same_tokenizer
-from specjax.ops import fit_vocabulary, fold, sample, warp
+from specjax.ops import fit_vocabulary
 
 
 @registry.register("two_model")
@@ -52,12 +51,7 @@ class TwoModel:
 
     def __post_init__(self):
         require_gamma(self.gamma)
-        least = self.min_confidence
-        if least is not None and not 0 < least <= 1:
-            raise ValueError(
-                "min_confidence, the least probability of a draft's best token, must "
-                f"be in (0, 1] or None, got {least!r}"
-            )
+        require_confidence(self.min_confidence)
 
     @property
     def model(self) -> LanguageModel:
@@ -105,55 +99,22 @@ class TwoModel:
     ) -> tuple[Proposal, Params]:
         """Draws up to G tokens, a pass of the draft each; the first reads two."""
         size = self.vocab_size or self.model.vocab_size
-        batch = context.length.shape[0]
-        put = jax.lax.dynamic_update_index_in_dim  # a scatter would copy the buffer
 
-        def draw(chain: _Chain, logits: Array, cache: Params) -> _Chain:
-            """One draft more, from the law behind the last."""
-            logits = fit_vocabulary(logits, size)
-            log_q = warp(logits, context.sampling)
-            token = sample(fold(keys, chain.index), log_q)
-            going = chain.going
-            if self.min_confidence is not None:
-                best = jnp.max(jax.nn.softmax(logits.astype(jnp.float32)), axis=-1)
-                going &= best >= self.min_confidence
-            return _Chain(
-                index=chain.index + 1,
-                cache=cache,
-                token=token,
-                going=going,
-                num_drafted=chain.num_drafted + going,
-                tokens=put(chain.tokens, token, chain.index, 1),
-                log_q=put(chain.log_q, log_q, chain.index, 1),
-            )
+        def read(tokens: Array, cache: Params) -> tuple[Array, Params]:
+            out, cache = self.model.apply(params, tokens, cache)
+            return fit_vocabulary(out.logits[:, -1], size), cache
 
-        def more(chain: _Chain) -> Array:
-            left = chain.index < self.gamma
-            return left if self.min_confidence is None else left & jnp.any(chain.going)
-
-        def step(chain: _Chain) -> _Chain:
-            out, cache = self.model.apply(params, chain.token[:, None], chain.cache)
-            return draw(chain, out.logits[:, -1], cache)
-
-        none = jnp.zeros((batch,), jnp.int32)
-        running = context.running
-        if running is None:
-            running = jnp.ones((batch,), bool)
-        chain = _Chain(
-            index=jnp.zeros((), jnp.int32),
-            cache=state,
-            token=none,
-            going=running,
-            num_drafted=none,
-            tokens=jnp.zeros((batch, self.gamma), jnp.int32),
-            log_q=jnp.zeros((batch, self.gamma, size)),
-        )
         last_two = context.token_at(context.length[:, None] + jnp.array([[-2, -1]]))
-        out, cache = self.model.apply(params, self._readable(last_two), state)
-        chain = draw(chain, out.logits[:, -1], cache)
-        chain = jax.lax.while_loop(more, step, chain)
-        proposal = Proposal.chain(chain.tokens, chain.log_q, chain.num_drafted)
-        return proposal, chain.cache
+        first, cache = read(self._readable(last_two), state)
+        return draw_chain(
+            read,
+            keys,
+            first,
+            cache,
+            context,
+            gamma=self.gamma,
+            min_confidence=self.min_confidence,
+        )
 
     def commit(self, params: Params, state: Params, feedback: Feedback) -> Params:
         """Rolls the draft's cache back to what was accepted."""
@@ -162,15 +123,3 @@ class TwoModel:
     def _readable(self, tokens: Array) -> Array:
         """Ids that the draft lacks are read as its last one: any law will do for q."""
         return jnp.minimum(tokens, self.model.vocab_size - 1)
-
-
-class _Chain(NamedTuple):
-    """Drafts so far, in buffers of G."""
-
-    index: Array  # how many there are
-    cache: Params
-    token: Array  # [B], the last of them
-    going: Array  # [B], whether the row still drafts
-    num_drafted: Array  # [B]
-    tokens: Array  # [B, G]
-    log_q: Array  # [B, G, V]
