@@ -13,7 +13,7 @@ from experiments import _corpus
 from experiments._corpus import Corpus, Sequences
 from experiments._distillspec_config import Config, Size, Stage
 from specjax import data, distill, load
-from specjax.core import Checkpoint, Sampling
+from specjax.core import Checkpoint, Sampling, TrainableDrafter
 from specjax.io import check_same_tokenizer
 from specjax.models import CausalLM, ModelConfig, grow, reduce_head, take_layers
 
@@ -164,15 +164,7 @@ class Run:
         step = distill.TrainStep(
             student,
             objective,
-            distill.make_optimizer(
-                stage.optimizer,
-                learning_rate=stage.learning_rate,
-                warmup=stage.warmup,
-                schedule=stage.schedule,
-                steps=stage.steps,
-                final=0.05,
-                kernel_layout=start.config.kernel_layout,
-            ),
+            _optimizer(stage, start),
             teacher=_headed(teacher) if scored and teacher else None,
             source=source or distill.FixedCorpus(),
             reference=_headed(reference) if reference else None,
@@ -184,22 +176,15 @@ class Run:
         callbacks = []
         if held_out is not None and teacher is not None:
             callbacks.append(self._curve(start, teacher, held_out))
-        # A seed of its own for each stage, the same in every run of it.
-        seed = ask.seed + sum(name.encode())
-        result = distill.train(
+        result = self._train(
+            name,
             step,
-            step.init(jax.random.key(seed), start.params),
-            corpus.sequences.batches(ask.batch_size, seed),
-            steps=stage.steps,
+            start.params,
+            corpus,
+            stage,
             teacher_params=teacher.params if scored and teacher else None,
             reference_params=reference.params if reference else None,
-            seconds=stage.max_seconds,
-            workdir=self.workdir,
-            label=name,
-            save_every=ask.checkpoint_every,
-            keep=1,
             callbacks=callbacks,
-            mesh=self.mesh,
         )
         curve = [
             (line["step"], line["alpha"])
@@ -209,11 +194,57 @@ class Run:
         params = jax.tree.map(
             lambda x, like: x.astype(like.dtype), result.state.params, start.params
         )
-        done = int(result.state.step)
-        if result.stopped == "seconds":
-            self.notes[f"{name}: stopped by time"] = f"{done} of {stage.steps} steps"
         checkpoint = dataclasses.replace(start, params=params)
-        return Trained(checkpoint, curve, done, result.seconds)
+        return Trained(checkpoint, curve, int(result.state.step), result.seconds)
+
+    def fit_drafter(
+        self,
+        name: str,
+        drafter: TrainableDrafter,
+        target: Checkpoint,
+        corpus: Corpus,
+        stage: Stage,
+    ) -> tuple[TrainableDrafter, distill.TrainResult]:
+        """Trains heads, or what else reads the target's hidden states, beside it."""
+        step = distill.DrafterStep(
+            drafter,
+            _headed(target),
+            _optimizer(stage, target),
+            accumulate=self.config.accumulate,
+            kernel_layout=target.config.kernel_layout,
+        )
+        own = drafter.init_params(jax.random.key(self._seed(name)), target)
+        result = self._train(
+            name, step, own, corpus, stage, teacher_params=target.params
+        )
+        return drafter.with_params(result.state.params), result
+
+    def _train(
+        self, name: str, step, params, corpus: Corpus, stage: Stage, **others: Any
+    ) -> distill.TrainResult:
+        """Takes the steps of a stage."""
+        ask, seed = self.config, self._seed(name)
+        result = distill.train(
+            step,
+            step.init(jax.random.key(seed), params),
+            corpus.sequences.batches(ask.batch_size, seed),
+            steps=stage.steps,
+            seconds=stage.max_seconds,
+            workdir=self.workdir,
+            label=name,
+            save_every=ask.checkpoint_every,
+            keep=1,
+            mesh=self.mesh,
+            **others,
+        )
+        if result.stopped == "seconds":
+            done = f"{int(result.state.step)} of {stage.steps} steps"
+            self.notes[f"{name}: stopped by time"] = done
+        return result
+
+    def _seed(self, name: str) -> int:
+        """A seed of its own for each stage, the same in every run of it."""
+        return self.config.seed + sum(name.encode())
 
     def text(self, target: Checkpoint, corpus: Corpus) -> Corpus:
         """What distillation reads: the corpus, or text that the target wrote."""
@@ -349,6 +380,18 @@ class Run:
             return {"alpha": sums["overlap"], "agreement": sums["agreement"]}
 
         return distill.Callback("alpha", measure, every=self.config.distill.eval_every)
+
+
+def _optimizer(stage: Stage, trained: Checkpoint):
+    return distill.make_optimizer(
+        stage.optimizer,
+        learning_rate=stage.learning_rate,
+        warmup=stage.warmup,
+        schedule=stage.schedule,
+        steps=stage.steps,
+        final=0.05,
+        kernel_layout=trained.config.kernel_layout,
+    )
 
 
 def equal_steps(stage: Stage, distilled: Trained) -> Stage:
