@@ -281,10 +281,14 @@ class Drafter(Protocol):
     `bind` on the host, `init` once behind the target's prefill, and then `propose` and
     `commit` in every round, all three inside one jitted program.
 
-    Two members are optional:
+    Three members are optional:
 
     - `num_nodes: int`, M, the tokens drafted in a round; left out: `gamma`, a chain. A
       drafter of trees must say it, for the target's cache has room for that many.
+    - `reach: int`, how deep the deepest node lies that the target reads, padding among
+      them; left out: `gamma`. Nodes past `num_drafted` are never accepted, but they are
+      read, and `Feedback` has the target's output there: a drafter may have it look
+      further ahead in the same pass.
     - `features: tuple[str, ...]`, what it reads of the target beside logits and
       `hidden`, by name (see `models.CausalLM.apply`); they come in `target.features`
       of `init` and of `Feedback`.

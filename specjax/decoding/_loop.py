@@ -244,7 +244,7 @@ class Decoder:
         if proposal.is_chain:
             return self._read(params, block, context.cache)
         parents = parent_rows(proposal.parents, block.shape[0])
-        mask, depth = lineage(parents, proposal.depth)
+        mask, depth = lineage(parents, getattr(self.drafter, "reach", proposal.depth))
         positions = context.length[:, None] - 1 + depth
         return self._read(params, block, context.cache, positions=positions, mask=mask)
 

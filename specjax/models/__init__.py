@@ -11,7 +11,7 @@ from specjax.models._convert import (
     tensor_to_hf,
 )
 from specjax.models._head import HEAD_IDS, HEAD_MARK, HeadVocabulary
-from specjax.models._surgery import grow, reduce_head, take_layers
+from specjax.models._surgery import grow, pick_layers, reduce_head, take_layers
 from specjax.models._transformer import CausalLM
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "freeze",
     "grow",
     "param_path",
+    "pick_layers",
     "reduce_head",
     "take_layers",
     "tensor_from_hf",

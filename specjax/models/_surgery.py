@@ -12,7 +12,7 @@ from specjax.models._config import ModelConfig
 from specjax.models._head import HeadVocabulary
 
 
-def take_layers(
+def pick_layers(
     config: ModelConfig, params: Params, layers: Sequence[int]
 ) -> tuple[ModelConfig, Params]:
     """A smaller model of chosen layers, with the embedding, head and final norm.
@@ -23,7 +23,7 @@ def take_layers(
         layers: which layers, from 0, in the order that they get.
 
     Returns:
-        The smaller model's configuration and a copy of its parameters.
+        The smaller model's configuration and its parameters: the same arrays, no copy.
 
     Raises:
         ValueError: no layer, or one that is not there.
@@ -36,8 +36,15 @@ def take_layers(
         )
     small = {k: v for k, v in params.items() if not k.startswith("layers_")}
     small |= {f"layers_{i}": params[f"layers_{n}"] for i, n in enumerate(layers)}
-    copied = jax.tree.map(jnp.array, small)
-    return dataclasses.replace(config, num_layers=len(layers)), copied
+    return dataclasses.replace(config, num_layers=len(layers)), small
+
+
+def take_layers(
+    config: ModelConfig, params: Params, layers: Sequence[int]
+) -> tuple[ModelConfig, Params]:
+    """As `pick_layers`, with a copy of the parameters: a draft to train."""
+    small, picked = pick_layers(config, params, layers)
+    return small, jax.tree.map(jnp.array, picked)
 
 
 def grow(
