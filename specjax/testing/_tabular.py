@@ -111,6 +111,10 @@ class TabularLM:
         logits = jnp.where(ahead[..., None], jnp.nan, logits)
         return LMOutput(logits=logits, hidden=logits), cache
 
+    def unembed(self, params: Params, hidden: Array, *, reduced: bool = False) -> Array:
+        """The head alone: `hidden` are the logits already (D = V)."""
+        return hidden
+
     def _look_up(self, table: Array, slots: Array, seen: Array) -> Array:
         """Logits `[B, T, V]` from what is in `slots [B, S]` and `seen [B, T, S]`."""
         batch, size = slots.shape

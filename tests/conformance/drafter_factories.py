@@ -18,7 +18,19 @@ def _prompt_lookup(target: Checkpoint):
     return drafters.PromptLookup(gamma=GAMMA, max_ngram=2)
 
 
-FACTORIES = {"two_model": _two_model, "prompt_lookup": _prompt_lookup}
+def _medusa(target: Checkpoint):
+    """Random heads (D = V: the hidden state of a table is its logits) and a tree."""
+    medusa = drafters.Medusa(num_heads=GAMMA, tree=(2, 2, 1))
+    own = medusa.init_params(jax.random.key(0), target)
+    noise = jax.random.normal(jax.random.key(6), own["w1"].shape)
+    return medusa.with_params({"w1": own["w1"] + noise})
+
+
+FACTORIES = {
+    "medusa": _medusa,
+    "prompt_lookup": _prompt_lookup,
+    "two_model": _two_model,
+}
 
 
 def make_drafter(name: str, target: Checkpoint, max_length: int):
