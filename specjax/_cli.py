@@ -1,10 +1,12 @@
 """The command line: decode, fetch the small real model, convert checkpoints."""
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +60,10 @@ def _add_generate(commands) -> None:
     p.add_argument("--prompt", required=True, action="append", help="may be repeated")
     p.add_argument("--chat", action="store_true", help="apply the chat template")
     p.add_argument("--drafter", help="a registered drafter; default: plain decoding")
-    p.add_argument("--draft", help="the draft checkpoint of the two_model drafter")
+    p.add_argument(
+        "--draft",
+        help="the draft checkpoint of two_model, or the folder of a trained drafter",
+    )
     p.add_argument("--gamma", type=int, help="tokens drafted in a round")
     p.add_argument("--verifier", help="a registered verifier; default: rejection")
     p.add_argument("--max-new-tokens", type=int, default=128)
@@ -87,10 +92,7 @@ def _generate(args: argparse.Namespace) -> None:
         prompts = chat_prompts(target.tokenizer, prompts).tokens
     drafter = None
     if drafter_class is not None:
-        options = {} if args.gamma is None else {"gamma": args.gamma}
-        if args.drafter == "two_model":
-            options["draft"] = load(args.draft, dtype=args.dtype)
-        drafter = drafter_class(**options)
+        drafter = _make_drafter(args, drafter_class)
     begin = time.perf_counter()
     out = generate(
         target,
@@ -117,27 +119,64 @@ def _generate(args: argparse.Namespace) -> None:
     print(_summary(out, elapsed, drafter is not None), file=sys.stderr)
 
 
+def _make_drafter(args: argparse.Namespace, kind: type) -> Any:
+    """The drafter that the options describe."""
+    from specjax import drafters
+    from specjax.io import load
+
+    options = {} if args.gamma is None else {"gamma": args.gamma}
+    if not _is_trained(kind):
+        if args.drafter == "two_model":
+            options["draft"] = load(args.draft, dtype=args.dtype)
+        return kind(**options)
+    drafter = drafters.load(args.draft)
+    if type(drafter) is not kind:
+        raise ValueError(
+            f"--draft {args.draft} holds a {type(drafter).__name__}, not the drafter "
+            f"{args.drafter}"
+        )
+    return dataclasses.replace(drafter, **options)
+
+
+def _has_gamma(kind: Any) -> bool:
+    """Whether gamma is a setting of a drafter: of a static tree it is the depth."""
+    return "gamma" in {field.name for field in dataclasses.fields(kind)}
+
+
+def _is_trained(kind: type) -> bool:
+    """Whether a drafter has parameters of its own, which `drafters.load` reads."""
+    return hasattr(kind, "init_params")
+
+
 def _check_drafter(args: argparse.Namespace):
     """The drafter's class, or None; refuses options that would do nothing."""
     from specjax import drafters, verifiers
 
     if args.verifier is not None:
         verifiers.get(args.verifier)
-    needs_draft = args.drafter == "two_model"
+    drafter = None if args.drafter is None else drafters.get(args.drafter)
+    trained = drafter is not None and _is_trained(drafter)
+    needs_draft = args.drafter == "two_model" or trained
     if needs_draft and args.draft is None:
+        what = "the folder of a trained one" if trained else "a checkpoint"
         raise ValueError(
-            "--drafter two_model needs --draft, a checkpoint to draft with"
+            f"--drafter {args.drafter} needs --draft, {what} to draft with"
         )
     if args.draft is not None and not needs_draft:
         raise ValueError(
-            f"--draft belongs to --drafter two_model, got --drafter {args.drafter}"
+            "--draft belongs to --drafter two_model and to trained drafters, got "
+            f"--drafter {args.drafter}"
         )
     if args.drafter is None:
         for name in ("gamma", "verifier"):
             if getattr(args, name) is not None:
                 raise ValueError(f"--{name} does nothing without --drafter")
         return None
-    drafter = drafters.get(args.drafter)
+    if args.gamma is not None and not _has_gamma(drafter):
+        raise ValueError(
+            f"--gamma does nothing for --drafter {args.drafter}, whose tree says how "
+            "deep it drafts"
+        )
     if args.gamma is not None and args.gamma < 1:
         raise ValueError(f"--gamma must be at least 1, got {args.gamma}")
     return drafter

@@ -2,9 +2,12 @@
 
 import json
 
+import jax
 import pytest
 
+from specjax import drafters
 from specjax._cli import main
+from specjax.io import load
 
 
 def command(folder, *extra):
@@ -51,6 +54,19 @@ def test_a_drafter_changes_the_counts_and_not_the_text(tiny_folder, capsys, draf
         assert drafted["stats"]["block_efficiency"] == 4.0
 
 
+@pytest.mark.full
+def test_trained_heads_are_a_folder(tiny_folder, tmp_path, capsys):
+    target = load(str(tiny_folder))
+    medusa = drafters.Medusa(2, (2, 1))
+    own = medusa.init_params(jax.random.key(0), target)
+    drafters.save(medusa.with_params(own), tmp_path, target)
+    plain = run_json(capsys, command(tiny_folder))
+    options = ["--drafter", "medusa", "--draft", str(tmp_path)]
+    drafted = run_json(capsys, command(tiny_folder, *options))
+    assert drafted["tokens"] == plain["tokens"]
+    assert drafted["stats"]["drafted"] > 0
+
+
 def test_several_prompts_and_stop_strings(tiny_folder, capsys):
     plain = run_json(capsys, command(tiny_folder, "--prompt", "the sky"))
     assert len(plain["texts"]) == 2
@@ -84,6 +100,9 @@ def test_export_writes_a_folder_that_loads(tiny_folder, tmp_path, capsys):
         (["--drafter", "prompt_lokup"], "prompt_lookup"),
         (["--drafter", "two_model"], "--draft"),
         (["--draft", "x"], "--drafter two_model"),
+        (["--drafter", "medusa"], "the folder of a trained one"),
+        (["--drafter", "medusa", "--draft", "x"], "no drafter.json"),
+        (["--drafter", "medusa", "--draft", "x", "--gamma", "2"], "whose tree"),
         (["--gamma", "4"], "--drafter"),
         (["--verifier", "greedy"], "--drafter"),
         (["--drafter", "prompt_lookup", "--gamma", "0"], "gamma"),
