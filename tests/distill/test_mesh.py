@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import jax
+import pytest
 
 HERE = Path(__file__).parent
 
@@ -15,7 +16,7 @@ CODE = """
     import jax, numpy as np, optax
     sys.path[:0] = sys.argv[1:]
     from conftest import corpus, language_model
-    from specjax import distill, divergences, parallel
+    from specjax import distill, divergences, drafters, parallel
     from tests.conformance import test_terms as terms
 
     def fill(shapes, seed):
@@ -73,6 +74,27 @@ CODE = """
     assert 0 < counts["on_policy_tokens"] == many_counts["on_policy_tokens"]
     for x, place in zip(*map(jax.tree.leaves, (many.params, places)), strict=True):
         assert x.sharding.is_equivalent_to(place, x.ndim), (x.sharding, place)
+
+    # Heads and their target together.
+    medusa = drafters.Medusa(2, (2, 1))
+    step = distill.DrafterStep(
+        medusa, target, distill.make_optimizer("adamw", learning_rate=1e-3),
+        accumulate=2, train_target=True,
+    )
+    heads = {"w1": np.random.default_rng(3).normal(0, 0.2, (2, 16, 16))}
+    heads = jax.tree.map(np.float32, heads)
+    state = step.init(jax.random.key(0), {"own": heads, "target": teacher_params})
+    again = jax.tree.map(lambda x: x.copy(), state)
+    one, sums = step(state, batch)
+    counts = sums.as_dict()
+    with jax.set_mesh(mesh):
+        state = parallel.shard_params(again, mesh)
+        many, sums = step(state, jax.device_put(batch, parallel.batch_sharding(mesh)))
+    many_counts = sums.as_dict()
+    error = terms.relative(gradient(one), gradient(many))
+    assert error < 1e-5, error
+    for name, count in counts.items():
+        assert abs(count - many_counts[name]) <= 1e-5 * abs(count), name
 
     # Every registered term, by itself.
     models, rows = fill(jax.eval_shape(terms.make_models), 2), terms.batch()
