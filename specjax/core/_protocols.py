@@ -281,7 +281,7 @@ class Drafter(Protocol):
     `bind` on the host, `init` once behind the target's prefill, and then `propose` and
     `commit` in every round, all three inside one jitted program.
 
-    Three members are optional:
+    Four members are optional:
 
     - `num_nodes: int`, M, the tokens drafted in a round; left out: `gamma`, a chain. A
       drafter of trees must say it, for the target's cache has room for that many.
@@ -292,6 +292,9 @@ class Drafter(Protocol):
     - `features: tuple[str, ...]`, what it reads of the target beside logits and
       `hidden`, by name (see `models.CausalLM.apply`); they come in `target.features`
       of `init` and of `Feedback`.
+    - `catch_up(params, state, context) -> state`: reads what was committed in rounds
+      that it was left out of (where `commit` told it of a row that had not grown), at
+      least in rows that run. With it a drafter may serve beside another (`Fallback`).
     """
 
     @property
@@ -406,7 +409,7 @@ class TrainableDrafter(Drafter, Protocol):
 
 
 class Stateless:
-    """`init` and `commit` of a drafter that keeps nothing from round to round."""
+    """`init`, `commit` and `catch_up` of a drafter that keeps nothing."""
 
     def init(
         self,
@@ -421,6 +424,10 @@ class Stateless:
 
     def commit(self, params: Params, state: Params, feedback: Feedback) -> Params:
         """See `Drafter.commit`: nothing to roll back."""
+        return state
+
+    def catch_up(self, params: Params, state: Params, context: Context) -> Params:
+        """See `Drafter`: nothing was missed."""
         return state
 
 

@@ -4,6 +4,7 @@
 and read by `load`.
 """
 
+from specjax.drafters._fallback import Fallback
 from specjax.drafters._lookahead import Lookahead
 from specjax.drafters._made_for import MadeFor
 from specjax.drafters._medusa import Medusa
@@ -18,6 +19,7 @@ names = registry.names
 get = registry.get
 
 __all__ = [
+    "Fallback",
     "Lookahead",
     "MadeFor",
     "Medusa",

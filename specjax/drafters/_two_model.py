@@ -121,6 +121,24 @@ class TwoModel:
         """Rolls the draft's cache back to what was accepted."""
         return state.with_length(feedback.length - 2)
 
+    def catch_up(self, params: Params, state: Params, context: Context) -> Params:
+        """Reads the tokens of rounds that it was left out of, G + 1 a pass."""
+        goal, size = context.length - 2, self.gamma + 1
+        running = context.running
+        if running is None:
+            running = jnp.ones(goal.shape, bool)
+
+        def read(cache: Params) -> Params:
+            start = cache.length
+            tokens = context.token_at(start[:, None] + jnp.arange(size)[None, :])
+            _, cache = self.model.apply(params, self._readable(tokens), cache)
+            return cache.with_length(jnp.minimum(start + size, goal))
+
+        def behind(cache: Params) -> Array:
+            return jnp.any(running & (cache.length < goal))
+
+        return jax.lax.while_loop(behind, read, state)
+
     def _readable(self, tokens: Array) -> Array:
         """Ids that the draft lacks are read as its last one: any law will do for q."""
         return jnp.minimum(tokens, self.model.vocab_size - 1)

@@ -1,10 +1,16 @@
-"""One small drafter of every registered kind, bound to a target that is a table."""
+"""One small drafter of every registered kind, bound to a target that is a table.
+
+Or to a small transformer over the same vocabulary, where it is made of layers of it.
+"""
+
+import functools
 
 import jax
 import pytest
 
 from specjax import drafters
 from specjax.core import Checkpoint
+from specjax.models import CausalLM, ModelConfig
 
 GAMMA = 3
 
@@ -26,18 +32,64 @@ def _medusa(target: Checkpoint):
     return medusa.with_params({"w1": own["w1"] + noise})
 
 
+def _lookahead(target: Checkpoint):
+    return drafters.Lookahead(
+        window=3, level=GAMMA + 1, guesses=3, pool=16, prompt_as_reference=True
+    )
+
+
+def _fallback(target: Checkpoint):
+    lookup = drafters.PromptLookup(gamma=GAMMA, min_ngram=2, max_ngram=2)
+    return drafters.Fallback(lookup, _two_model(target))
+
+
+def _self_speculative(target: Checkpoint):
+    return drafters.SelfSpeculative(early_exit=1, gamma=GAMMA)
+
+
 FACTORIES = {
+    "fallback": _fallback,
+    "lookahead": _lookahead,
     "medusa": _medusa,
     "prompt_lookup": _prompt_lookup,
+    "self_speculative": _self_speculative,
     "two_model": _two_model,
 }
 
 
-def make_drafter(name: str, target: Checkpoint, max_length: int):
+OF_LAYERS = {"self_speculative"}
+
+
+def target_for(name: str, table: Checkpoint) -> Checkpoint:
+    """The target that a drafter is tested with: the table, or one of layers."""
+    return _layered(table.model.vocab_size) if name in OF_LAYERS else table
+
+
+@functools.cache
+def _layered(vocab_size: int) -> Checkpoint:
+    config = ModelConfig(
+        vocab_size=vocab_size,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=2,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
+    params = jax.jit(CausalLM(config).init)(jax.random.key(0))
+    # Larger than fresh weights: laws that depend on the context.
+    params = jax.tree.map(lambda x: 25 * x if x.ndim == 2 else x, params)
+    return Checkpoint(CausalLM(config), params, config=config)
+
+
+def make_drafter(name: str, table: Checkpoint, max_length: int):
     """The bound drafter and its parameters; fails for a kind without a factory."""
     if name not in FACTORIES:
         pytest.fail(
             f"the drafter {name!r} is registered but never tested: add a factory for "
             "it to tests/conformance/drafter_factories.py"
         )
+    target = target_for(name, table)
     return FACTORIES[name](target).bind(target, max_length)

@@ -26,7 +26,12 @@ from specjax.testing import (
     next_token_laws,
     sequence_law,
 )
-from tests.conformance.drafter_factories import FACTORIES, GAMMA, make_drafter
+from tests.conformance.drafter_factories import (
+    FACTORIES,
+    GAMMA,
+    make_drafter,
+    target_for,
+)
 from tests.marks import sampled
 
 ROWS, NUM_TOKENS = 8192, 3
@@ -58,13 +63,13 @@ def each_row(repeat):
 
 @functools.partial(
     jax.jit,
-    static_argnums=(0, 1),
+    static_argnums=(0, 1, 2),
     compiler_options={"xla_backend_optimization_level": 1},
 )
-def _loop(drafter, verifier, params, drafter_params, keys, sampling, limit):
+def _loop(model, drafter, verifier, params, drafter_params, keys, sampling, limit):
     batch = keys.shape[0]
     out = decode(
-        MODEL,
+        model,
         params,
         jnp.tile(jnp.array([PROMPT]), (batch, 1)),
         jnp.full((batch,), len(PROMPT)),
@@ -79,15 +84,16 @@ def _loop(drafter, verifier, params, drafter_params, keys, sampling, limit):
     return out.tokens[:, len(PROMPT) :], out.length, out.stats
 
 
-def loop(bound, verifier, limit=NUM_TOKENS):
+def loop(bound, verifier, limit=NUM_TOKENS, target=TARGET):
     """New tokens `[settings, ROWS, 3]` and statistics of a drafter with a verifier."""
     drafter, drafter_params = bound
     batch = ROWS * len(SETTINGS)
     seed = zlib.crc32(repr((type(drafter), type(verifier))).encode()) % 1000 + 1000
     tokens, length, stats = _loop(
+        target.model,
         drafter,
         verifier,
-        TARGET.params,
+        target.params,
         drafter_params,
         row_keys(jnp.arange(batch) + seed * batch),
         each_row(ROWS),
@@ -102,19 +108,20 @@ def loop(bound, verifier, limit=NUM_TOKENS):
 @functools.cache
 def registered(drafter, verifier, limit=NUM_TOKENS):
     bound = make_drafter(drafter, TARGET, len(PROMPT) + NUM_TOKENS)
-    return loop(bound, verifiers.get(verifier)(), limit)
+    target = target_for(drafter, TARGET)
+    return loop(bound, verifiers.get(verifier)(), limit, target)
 
 
 @functools.cache
-def exact_law(setting):
+def exact_law(setting, target=TARGET):
     return sequence_law(
-        MODEL, TARGET.params, PROMPT, NUM_TOKENS, Sampling(**SETTINGS[setting])
+        target.model, target.params, PROMPT, NUM_TOKENS, Sampling(**SETTINGS[setting])
     )
 
 
-def p_value(tokens, setting):
+def p_value(tokens, setting, target=TARGET):
     counts = count_sequences(tokens[list(SETTINGS).index(setting)], MODEL.vocab_size)
-    return chi_square(counts, exact_law(setting))
+    return chi_square(counts, exact_law(setting, target))
 
 
 LOSSLESS = [name for name in verifiers.names() if verifiers.get(name).lossless]
@@ -142,7 +149,7 @@ each_pair = pytest.mark.parametrize(
 def test_first_three_tokens_follow_the_targets_law(drafter, verifier, setting):
     """https://github.com/huggingface/transformers/issues/47932"""
     tokens, _ = registered(drafter, verifier)
-    assert p_value(tokens, setting) > 1e-3
+    assert p_value(tokens, setting, target_for(drafter, TARGET)) > 1e-3
 
 
 @pytest.mark.full

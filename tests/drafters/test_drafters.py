@@ -13,7 +13,12 @@ from specjax import drafters
 from specjax.core import Checkpoint, Context, Feedback, LMOutput, Sampling
 from specjax.ops import row_keys
 from specjax.testing import TabularLM, chi_square, next_token_laws
-from tests.conformance.drafter_factories import FACTORIES, GAMMA, make_drafter
+from tests.conformance.drafter_factories import (
+    FACTORIES,
+    GAMMA,
+    make_drafter,
+    target_for,
+)
 
 MODEL = TabularLM(5, order=2)
 TARGET = Checkpoint(MODEL, MODEL.init(jax.random.key(0)))
@@ -37,10 +42,18 @@ def context(rows, sampling=FILTERED, width=16):
     )
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def propose(drafter, params, keys, context):
+def propose(drafter, params, keys, context, target=TARGET):
+    return _propose(target.model, drafter, target.params, params, keys, context)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _propose(model, drafter, target_params, params, keys, context):
+    """The first round, behind the target's prefill."""
     tokens = context.tokens[:, :-4]
-    out, _ = MODEL.apply(TARGET.params, tokens[:, :-1])
+    cache = model.init_cache(tokens.shape[0], 16)
+    out, cache = model.apply(target_params, tokens[:, :-1], cache)
+    cache = cache.with_length(context.length - 1)
+    context = dataclasses.replace(context, cache=cache)
     state = drafter.init(params, tokens, context.length, 16, out)
     return drafter.propose(params, keys, state, context)
 
@@ -55,9 +68,8 @@ def test_every_registered_drafter_has_a_factory():
 def test_the_law_handed_over_is_one_that_the_drafts_can_come_from(name):
     """https://github.com/huggingface/transformers/issues/47932"""
     drafter, params = make_drafter(name, TARGET, 16)
-    proposal, _ = propose(
-        drafter, params, row_keys(jnp.arange(256)), context([PROMPT] * 256)
-    )
+    rows, keys = context([PROMPT] * 256), row_keys(jnp.arange(256))
+    proposal, _ = propose(drafter, params, keys, rows, target_for(name, TARGET))
     assert drafter.gamma == GAMMA == proposal.depth
     nodes = getattr(drafter, "num_nodes", drafter.gamma)
     assert proposal.tokens.shape == (256, nodes)
@@ -78,8 +90,10 @@ def test_a_row_drafts_the_same_beside_any_other(name):
     drafter, params = make_drafter(name, TARGET, 16)
     rows, keys = [PROMPT, [3], [0, 1, 0, 1, 0], [2, 2]], row_keys(jnp.arange(4))
     order = jnp.array([2, 0, 3, 1])
-    one, _ = propose(drafter, params, keys, context(rows))
-    two, _ = propose(drafter, params, keys[order], context([rows[i] for i in order]))
+    one, two = (
+        propose(drafter, params, keys[n], context(texts), target_for(name, TARGET))[0]
+        for n, texts in ((jnp.arange(4), rows), (order, [rows[i] for i in order]))
+    )
     np.testing.assert_array_equal(one.tokens[order], two.tokens)
     np.testing.assert_array_equal(one.num_drafted[order], two.num_drafted)
     if one.log_q is not None:
