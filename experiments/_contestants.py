@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import jax
+import numpy as np
 
 from experiments._corpus import Corpus
 from experiments._stages import Run
@@ -63,10 +64,62 @@ def two_model(scene: Scene) -> Made:
     )
 
 
+def self_speculative(scene: Scene) -> Made:
+    """The target's own first layers, as they are."""
+    ask = scene.contest
+    return Made(drafters.SelfSpeculative(early_exit=ask.exit_layers, gamma=ask.gamma))
+
+
+def lookahead(scene: Scene) -> Made:
+    """N-grams that the target guessed; nothing to train."""
+    ask = scene.contest
+    return Made(
+        drafters.Lookahead(window=ask.window, level=ask.gamma + 1, guesses=ask.window)
+    )
+
+
+def medusa(scene: Scene) -> Made:
+    """A head for each token ahead, on the frozen target (Medusa-1).
+
+    The tree is the best one of so many nodes by what the heads get right on the text.
+    """
+    ask, stages, target = scene.contest, scene.stages, scene.target
+    # A chain until it is known which tree is best.
+    heads = drafters.Medusa(num_heads=ask.gamma, tree=(1,) * ask.gamma)
+    heads, result = stages.fit_drafter("medusa", heads, target, scene.corpus, ask.train)
+    tree = drafters.sparse_tree(_accuracies(scene, heads), ask.nodes)
+    return _trained(scene, "medusa", dataclasses.replace(heads, tree=tree), result)
+
+
+def _accuracies(scene: Scene, heads: drafters.Medusa) -> list[list[float]]:
+    """How often the i-th best token of each head is right, on a part of the text."""
+    target, best = scene.target, min(scene.contest.nodes, scene.target.model.vocab_size)
+    bound, params = heads.bind(target, target.model.max_length)
+
+    @jax.jit
+    def ranks(params, tokens, mask):
+        out, _ = target.model.apply(params["target"], tokens)
+        return bound.ranks(params, tokens, mask, out, best)
+
+    text = scene.corpus.sequences
+    rows = np.linspace(0, len(text.tokens) - 1, 64).astype(int).reshape(-1, 8)
+    counts = [ranks(params, b.tokens, b.mask) for b in map(text.batch, rows)]
+    hits, of = (np.sum([np.asarray(c[i]) for c in counts], axis=0) for i in (0, 1))
+    return (hits / np.maximum(of, 1)[:, None]).tolist()
+
+
+def _trained(scene: Scene, name: str, drafter, result) -> Made:
+    """A trained drafter, kept in the workdir."""
+    drafters.save(drafter, scene.stages.workdir / "drafters" / name, scene.target)
+    steps = int(result.state.step)
+    return Made(drafter, _count(drafter.params), steps, result.seconds)
+
+
 def _count(params: Params) -> int:
     return sum(x.size for x in jax.tree.leaves(params))
 
 
 CONTESTANTS: dict[str, Callable[[Scene], Made]] = {
-    make.__name__: make for make in (two_model, prompt_lookup)
+    make.__name__: make
+    for make in (two_model, prompt_lookup, self_speculative, lookahead, medusa)
 }

@@ -18,6 +18,8 @@ class Contest:
         train: steps of every drafter that is trained, all on the same target text.
         gamma: G of chains, and the depth of trees.
         nodes: tokens drafted a round by those that draft trees.
+        exit_layers: of the target, that draft in `self_speculative`.
+        window: W of `lookahead`, and its guesses a round.
         questions: files or data sets of questions, which tell their category; none:
             held-out text of the pair's corpus.
         each: questions of a category.
@@ -33,6 +35,8 @@ class Contest:
     )
     gamma: int = 4
     nodes: int = 10
+    exit_layers: int = 2
+    window: int = 4
     questions: tuple[str, ...] = ()
     each: int = 16
     longest: int = 512
@@ -47,7 +51,7 @@ class Contest:
                 f"contest.drafters must be among {', '.join(CONTESTANTS)}, got "
                 f"{', '.join(unknown) or 'none'}"
             )
-        for name in ("gamma", "nodes", "each", "longest", "max_new_tokens"):
+        for name in ("gamma", "nodes", "window", "each", "longest", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(
                     f"contest.{name} must be at least 1, got {getattr(self, name)}"
@@ -81,6 +85,7 @@ PRESETS = {
             train=Stage(steps=150, learning_rate=1e-3, optimizer="adamw"),
             gamma=3,
             nodes=8,
+            exit_layers=15,
             each=2,
             max_new_tokens=48,
             predict_gammas=(1, 2, 3, 4, 6),

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -16,6 +16,8 @@ from specjax import data, distill, load
 from specjax.core import Checkpoint, Sampling, TrainableDrafter
 from specjax.io import check_same_tokenizer
 from specjax.models import CausalLM, ModelConfig, grow, reduce_head, take_layers
+
+D = TypeVar("D", bound=TrainableDrafter)
 
 _EVAL_ROWS = 16  # rows scored at once for a point of the learning curve
 
@@ -200,11 +202,11 @@ class Run:
     def fit_drafter(
         self,
         name: str,
-        drafter: TrainableDrafter,
+        drafter: D,
         target: Checkpoint,
         corpus: Corpus,
         stage: Stage,
-    ) -> tuple[TrainableDrafter, distill.TrainResult]:
+    ) -> tuple[D, distill.TrainResult]:
         """Trains heads, or what else reads the target's hidden states, beside it."""
         step = distill.DrafterStep(
             drafter,
@@ -217,7 +219,7 @@ class Run:
         result = self._train(
             name, step, own, corpus, stage, teacher_params=target.params
         )
-        return drafter.with_params(result.state.params), result
+        return cast(D, drafter.with_params(result.state.params)), result
 
     def _train(
         self, name: str, step, params, corpus: Corpus, stage: Stage, **others: Any
