@@ -1,6 +1,7 @@
 """A smaller language model drafts a chain of tokens, one after the other."""
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from specjax.core import (
 )
 from specjax.drafters._chain import draw_chain, require_confidence
 from specjax.drafters._registry import registry, require_gamma
-from specjax.io import check_same_tokenizer
+from specjax.io import check_same_tokenizer, share_vocabulary
 from specjax.ops import fit_vocabulary
 
 
@@ -41,18 +42,27 @@ class TwoModel:
         vocab_size: the target's V (set by `bind`): a smaller draft vocabulary never
             drafts the ids it lacks, and of a larger one the surplus is masked. Only
             the draft is masked, so the target's law stays as it is.
+        vocabulary: "same": the tokeniser must be the target's. "intersection": it may
+            be another one, and the draft drafts what tokens both have (see
+            `io.share_vocabulary`).
 
     Reference: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
+    Intersection: Timor et al., arXiv 2502.05202, algorithm 4.
     """
 
     draft: Checkpoint | LanguageModel
     gamma: int = 5
     vocab_size: int | None = None
     min_confidence: float | None = None
+    vocabulary: Literal["same", "intersection"] = "same"
 
     def __post_init__(self):
         require_gamma(self.gamma)
         require_confidence(self.min_confidence)
+        if self.vocabulary not in ("same", "intersection"):
+            raise ValueError(
+                f"vocabulary must be 'same' or 'intersection', got {self.vocabulary!r}"
+            )
 
     @property
     def model(self) -> LanguageModel:
@@ -60,14 +70,17 @@ class TwoModel:
         return self.draft.model if isinstance(self.draft, Checkpoint) else self.draft
 
     def bind(self, target: Checkpoint, max_length: int) -> tuple["TwoModel", Params]:
-        """See `Drafter.bind`: the tokeniser must be the target's."""
+        """See `Drafter.bind`; about the tokeniser, see `vocabulary`."""
         if not isinstance(self.draft, Checkpoint):
             raise ValueError(
                 "TwoModel needs a checkpoint to draft with in generate(), got a bare "
                 f"{type(self.draft).__name__}; use specjax.load or Checkpoint(model, "
                 "params)"
             )
-        check_same_tokenizer(target, self.draft)
+        draft = self.draft
+        if self.vocabulary == "intersection":
+            draft = share_vocabulary(target, draft)
+        check_same_tokenizer(target, draft)
         if self.model.max_length < max_length:
             raise ValueError(
                 f"the draft reads at most {self.model.max_length} tokens, but a row "
@@ -75,7 +88,7 @@ class TwoModel:
                 "use a draft with a longer context"
             )
         bound = dataclasses.replace(
-            self, draft=self.model, vocab_size=target.model.vocab_size
+            self, draft=draft.model, vocab_size=target.model.vocab_size
         )
         return bound, self.draft.params
 

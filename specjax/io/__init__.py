@@ -4,6 +4,7 @@ from specjax.io._digests import model_digest, tokenizer_digest
 from specjax.io._export import export
 from specjax.io._fetch import fetch
 from specjax.io._load import best_kernel_layout, load
+from specjax.io._shared_vocabulary import share_vocabulary
 from specjax.io._tokenizer import check_same_tokenizer, token_bytes
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "fetch",
     "load",
     "model_digest",
+    "share_vocabulary",
     "token_bytes",
     "tokenizer_digest",
 ]

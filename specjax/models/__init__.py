@@ -11,6 +11,7 @@ from specjax.models._convert import (
     tensor_to_hf,
 )
 from specjax.models._head import HEAD_IDS, HEAD_MARK, HeadVocabulary
+from specjax.models._intersected import IntersectedModel, VocabularyMap
 from specjax.models._surgery import grow, pick_layers, reduce_head, take_layers
 from specjax.models._transformer import CausalLM
 
@@ -19,7 +20,9 @@ __all__ = [
     "HEAD_MARK",
     "CausalLM",
     "HeadVocabulary",
+    "IntersectedModel",
     "ModelConfig",
+    "VocabularyMap",
     "architectures",
     "config_from_hf",
     "config_to_hf",

@@ -10,7 +10,13 @@ import pytest
 from specjax import drafters
 from specjax.core import Checkpoint, Sampling
 from specjax.decoding import decode
-from specjax.models import CausalLM, HeadVocabulary, ModelConfig
+from specjax.models import (
+    CausalLM,
+    HeadVocabulary,
+    IntersectedModel,
+    ModelConfig,
+    VocabularyMap,
+)
 from specjax.ops import row_keys
 from specjax.testing import TabularLM, chi_square, count_sequences, sequence_law
 
@@ -63,6 +69,10 @@ DRAFTS = {  # and the ids that it can write
     "larger": (table(5), [0, 1, 2, 3]),
     "reduced head": (reduced(4, [0, 2]), [0, 2]),
     "reduced and padded": (reduced(7, [1, 2, 5]), [1, 2]),
+    "another tokeniser": (
+        IntersectedModel(table(5), VocabularyMap([4, -1, 2, 0], [4, 3, 2, 0])),
+        [0, 2, 3],
+    ),
 }
 
 
