@@ -8,6 +8,7 @@ from specjax.drafters._fallback import Fallback
 from specjax.drafters._lookahead import Lookahead
 from specjax.drafters._made_for import MadeFor
 from specjax.drafters._medusa import Medusa
+from specjax.drafters._placeholder import Placeholder
 from specjax.drafters._prompt_lookup import PromptLookup
 from specjax.drafters._registry import registry
 from specjax.drafters._saving import load, save
@@ -23,6 +24,7 @@ __all__ = [
     "Lookahead",
     "MadeFor",
     "Medusa",
+    "Placeholder",
     "PromptLookup",
     "SelfSpeculative",
     "TwoModel",

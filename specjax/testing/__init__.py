@@ -17,6 +17,7 @@ from specjax.testing._outcomes import (
     lossy_outcomes,
     match_outcomes,
     rejection_outcomes,
+    simulated_outcomes,
     typical_outcomes,
 )
 from specjax.testing._references import greedy_reference, reference_logits
@@ -51,6 +52,7 @@ __all__ = [
     "reference_logits",
     "rejection_outcomes",
     "sequence_law",
+    "simulated_outcomes",
     "tree_match_outcomes",
     "tree_rejection_outcomes",
     "typical_outcomes",

@@ -119,6 +119,23 @@ def typical_outcomes(epsilon: float, delta: float) -> Outcomes:
     return outcomes
 
 
+def simulated_outcomes(rates: Sequence[Number]) -> Outcomes:
+    """The exact law of `verifiers.Simulated`; `rates` as there."""
+
+    def outcomes(drafts, q, p) -> dict[tuple[int, int], Number]:
+        found: dict[tuple[int, int], Number] = {}
+        reached: Number = 1
+        for index in range(len(drafts)):
+            rate = rates[min(index, len(rates) - 1)]
+            for last, mass in enumerate(p[index]):
+                if reached * (1 - rate) * mass > 0:
+                    found[index, last] = reached * (1 - rate) * mass
+            reached = reached * rate
+        return found | _bonus(len(drafts), reached, p)
+
+    return outcomes
+
+
 def _bonus(count: int, reached: Number, p) -> dict[tuple[int, int], Number]:
     return {
         (count, last): reached * mass

@@ -14,6 +14,7 @@ from specjax.verifiers._lossy import (
 )
 from specjax.verifiers._registry import registry
 from specjax.verifiers._rejection import Rejection
+from specjax.verifiers._simulated import Simulated
 from specjax.verifiers._typical import Typical
 
 names = registry.names
@@ -28,6 +29,7 @@ __all__ = [
     "LossyLinear",
     "LossySquare",
     "Rejection",
+    "Simulated",
     "Typical",
     "get",
     "names",

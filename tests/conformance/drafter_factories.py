@@ -47,10 +47,15 @@ def _self_speculative(target: Checkpoint):
     return drafters.SelfSpeculative(early_exit=1, gamma=GAMMA)
 
 
+def _placeholder(target: Checkpoint):
+    return drafters.Placeholder(gamma=GAMMA)
+
+
 FACTORIES = {
     "fallback": _fallback,
     "lookahead": _lookahead,
     "medusa": _medusa,
+    "placeholder": _placeholder,
     "prompt_lookup": _prompt_lookup,
     "self_speculative": _self_speculative,
     "two_model": _two_model,

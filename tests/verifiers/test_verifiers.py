@@ -41,6 +41,7 @@ LOSSY = {
     "lossy_exp": testing.lossy_outcomes(lambda p: p**0.5),
     "lenience": testing.lossy_outcomes(lambda p: p / 0.5),
     "typical": testing.typical_outcomes(0.3, 0.09),
+    "simulated": testing.simulated_outcomes([F(4, 5)]),
 }
 OUTCOMES = {**LOSSLESS, **LOSSY}
 
@@ -265,7 +266,15 @@ def test_padding_is_never_accepted(name):
     assert (np.asarray(verdict.tokens)[:, 0] == 0).all()
 
 
-@each
+@pytest.mark.parametrize(
+    "name",
+    sampled(
+        [n for n in verifiers.names() if n != "simulated"],
+        "rejection",
+        "greedy",
+        "lossy_exp",
+    ),
+)
 def test_a_token_that_the_target_cannot_emit_is_never_kept(name):
     q, p = [[0.5, 0.5, 0.0]] * 2, [[0.0, 0.5, 0.5]] * 3
     _, verdict = run(name, q, p, count=512)
@@ -327,7 +336,9 @@ def test_without_slack_lossy_verifiers_are_rejection_bit_for_bit(strict):
     assert (loose.num_accepted >= exact.num_accepted).all()
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSY if name != "typical"])
+@pytest.mark.parametrize(
+    "name", [name for name in LOSSY if name not in ("typical", "simulated")]
+)
 @pytest.mark.parametrize("seed", range(5))
 def test_a_lossy_verifier_never_exceeds_its_bound(name, seed):
     """The first token x comes with at most f(p(x)); the whole law in closed form."""
