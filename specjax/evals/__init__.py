@@ -1,10 +1,13 @@
 """Measurement: acceptance, cost model, latency, losslessness, reports (level 6)."""
 
 from specjax.evals._cost_model import (
+    TreeChoice,
     best_gamma,
+    best_tree,
     block_efficiency,
     block_efficiency_by_position,
     break_even_alpha,
+    pass_cost,
     speedup,
 )
 from specjax.evals._intervals import interval
@@ -41,7 +44,9 @@ __all__ = [
     "Arm",
     "Output",
     "Timing",
+    "TreeChoice",
     "best_gamma",
+    "best_tree",
     "block_efficiency",
     "block_efficiency_by_position",
     "break_even_alpha",
@@ -52,6 +57,7 @@ __all__ = [
     "markdown_table",
     "measure",
     "number",
+    "pass_cost",
     "pass_costs",
     "plot_by_position",
     "plot_heat_map",

@@ -1,5 +1,8 @@
 """The cost model against the published values (METHODS: Leviathan et al.)."""
 
+import itertools
+import math
+
 import pytest
 
 from specjax import evals
@@ -53,3 +56,62 @@ def test_positions_of_equal_acceptance_agree_with_the_formula():
 def test_values_out_of_range_are_refused(alpha, gamma):
     with pytest.raises(ValueError, match=r"alpha|gamma"):
         evals.block_efficiency(alpha, gamma)
+
+
+def test_the_best_gamma_looks_at_what_verifying_costs():
+    costs = {1: 1.0, 2: 1.6, 3: 1.8, 5: 2.2}
+    gains = [
+        evals.speedup(
+            evals.block_efficiency(0.8, gamma), gamma, 0.05, evals.pass_cost(costs, g)
+        )
+        for gamma, g in ((n, n + 1) for n in range(1, 9))
+    ]
+    assert evals.best_gamma(0.8, 0.05, 8, costs) == 1 + gains.index(max(gains))
+    assert evals.best_gamma(0.8, 0.05, 8) == 8  # were all passes equal
+    assert evals.best_gamma(0.3, 0.05, 8, costs) == 0
+    # By position: nothing behind a draft that never stays.
+    assert evals.best_gamma([0.9, 0.9, 0.0, 0.9], 0.05) == 2
+    assert evals.best_gamma([0.8] * 4, 0.05) == evals.best_gamma(0.8, 0.05, 4)
+
+
+def test_costs_between_and_past_those_measured():
+    costs = {1: 1.0, 2: 2.0, 4: 3.0}
+    found = [evals.pass_cost(costs, n) for n in range(1, 7)]
+    assert found == [1.0, 2.0, 2.5, 3.0, 3.5, 4.0]
+    assert evals.pass_cost({1: 1.0}, 9) == 1.0
+    for wrong in ({2: 1.0}, {1: 0.0}):
+        with pytest.raises(ValueError, match="that of a pass of one token"):
+            evals.pass_cost(wrong, 2)
+
+
+def test_the_best_tree_is_the_best_of_all_trees():
+    """Against every tree that a table of two depths and two candidates allows."""
+    table, costs = [[0.5, 0.3], [0.6, 0.2]], {1: 1.0, 3: 1.3, 8: 1.9}
+    nodes = [(i,) for i in range(2)] + [(i, j) for i in range(2) for j in range(2)]
+
+    def gain(paths, draft):
+        tau = 1 + sum(math.prod(table[i][r] for i, r in enumerate(p)) for p in paths)
+        depth = max(map(len, paths))
+        return tau / (draft[depth - 1] + evals.pass_cost(costs, len(paths) + 1))
+
+    for draft in ([0.1, 0.1], [0.1, 0.6], [0.9, 0.9]):
+        trees = [
+            tree
+            for n in range(1, 7)
+            for tree in itertools.combinations(nodes, n)
+            if all(p[:-1] in tree for p in tree if len(p) > 1)
+        ]
+        best = max(gain(tree, draft) for tree in trees)
+        found = evals.best_tree(table, draft, costs)
+        if best <= 1:
+            assert found == evals.TreeChoice((), 1.0, 1.0)
+        else:
+            assert found.speedup == pytest.approx(best)
+            assert gain(found.paths, draft) == pytest.approx(best)
+    assert evals.best_tree(table, 0.1, costs) == evals.best_tree(
+        table, [0.1] * 2, costs
+    )
+    assert not evals.best_tree(table, [0.9, 0.9], costs).paths
+    assert {len(p) for p in evals.best_tree(table, [0.1, 0.6], costs).paths} == {1}
+    with pytest.raises(ValueError, match="one for each of 2 depths, got 1"):
+        evals.best_tree(table, [0.1], costs)
