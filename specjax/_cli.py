@@ -62,10 +62,23 @@ def _add_generate(commands) -> None:
     p.add_argument("--drafter", help="a registered drafter; default: plain decoding")
     p.add_argument(
         "--draft",
-        help="the draft checkpoint of two_model, or the folder of a trained drafter",
+        help="the draft checkpoint of two_model and fallback, or the folder of a "
+        "trained drafter",
     )
     p.add_argument("--gamma", type=int, help="tokens drafted in a round")
+    p.add_argument(
+        "--min-confidence",
+        type=float,
+        help="draft no further than this sure of a token",
+    )
     p.add_argument("--verifier", help="a registered verifier; default: rejection")
+    p.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="drafter.KEY=VALUE",
+        help="any other setting of the drafter, or verifier.KEY=VALUE; may be repeated",
+    )
     p.add_argument("--max-new-tokens", type=int, default=128)
     p.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
     p.add_argument("--top-k", type=int)
@@ -86,6 +99,7 @@ def _generate(args: argparse.Namespace) -> None:
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p)
     drafter_class = _check_drafter(args)
+    verifier = _make_verifier(args)
     target = load(args.target, dtype=args.dtype)
     prompts = args.prompt
     if args.chat:
@@ -102,7 +116,7 @@ def _generate(args: argparse.Namespace) -> None:
         max_new_tokens=args.max_new_tokens,
         seed=args.seed,
         stop=args.stop,
-        verifier=args.verifier,
+        verifier=verifier,
     )
     elapsed = time.perf_counter() - begin
     if args.json:
@@ -124,23 +138,115 @@ def _make_drafter(args: argparse.Namespace, kind: type) -> Any:
     from specjax import drafters
     from specjax.io import load
 
-    options = {} if args.gamma is None else {"gamma": args.gamma}
-    if not _is_trained(kind):
-        if args.drafter == "two_model":
-            options["draft"] = load(args.draft, dtype=args.dtype)
-        return kind(**options)
-    drafter = drafters.load(args.draft)
-    if type(drafter) is not kind:
-        raise ValueError(
-            f"--draft {args.draft} holds a {type(drafter).__name__}, not the drafter "
-            f"{args.drafter}"
-        )
-    return dataclasses.replace(drafter, **options)
+    options = _drafter_settings(args, kind)
+    if _is_trained(kind):
+        drafter = drafters.load(args.draft)
+        if type(drafter) is not kind:
+            raise ValueError(
+                f"--draft {args.draft} holds a {type(drafter).__name__}, not the "
+                f"drafter {args.drafter}"
+            )
+        return dataclasses.replace(drafter, **options)
+    made = []
+    for part in _parts(kind):
+        own = {name: options[name] for name in options if name in _settings_of(part)}
+        if part is drafters.TwoModel:
+            own["draft"] = load(args.draft, dtype=args.dtype)
+        made.append(_make(part, own))
+    return drafters.Fallback(*made) if kind is drafters.Fallback else made[0]
 
 
-def _has_gamma(kind: Any) -> bool:
-    """Whether gamma is a setting of a drafter: of a static tree it is the depth."""
-    return "gamma" in {field.name for field in dataclasses.fields(kind)}
+def _make_verifier(args: argparse.Namespace) -> Any:
+    """The verifier that the options describe, None for the default one."""
+    from specjax import verifiers
+
+    settings = _given(args, "verifier")
+    if args.verifier is None:
+        if settings:
+            raise ValueError("--set verifier.KEY=VALUE does nothing without --verifier")
+        return None
+    kind = verifiers.get(args.verifier)
+    _refuse_unknown(f"--verifier {args.verifier}", settings, _settings_of(kind))
+    return _make(kind, settings)
+
+
+def _make(kind: Any, settings: dict[str, Any]) -> Any:
+    try:
+        return kind(**settings)
+    except TypeError as error:  # such as a text where a number belongs
+        raise ValueError(f"{kind.__name__} cannot be made: {error}") from None
+
+
+def _given(args: argparse.Namespace, whose: str) -> dict[str, Any]:
+    """What `--set` says of the drafter or of the verifier."""
+    settings = {}
+    for text in args.set:
+        key, equals, value = text.partition("=")
+        owner, dot, name = key.partition(".")
+        if not (equals and dot and name) or owner not in ("drafter", "verifier"):
+            raise ValueError(
+                "--set takes drafter.KEY=VALUE or verifier.KEY=VALUE, such as "
+                f"drafter.window=5, got {text!r}"
+            )
+        if owner == whose:
+            if name in settings:
+                raise ValueError(f"--set {key} is given twice")
+            settings[name] = _value(value)
+    return settings
+
+
+def _value(text: str) -> Any:
+    """A number, a list (as a tuple), true, false or null; else the text itself."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+
+    def frozen(x: Any) -> Any:
+        return tuple(map(frozen, x)) if isinstance(x, list) else x
+
+    return frozen(value)
+
+
+def _drafter_settings(args: argparse.Namespace, kind: type) -> dict[str, Any]:
+    """All that is said of the drafter; refuses what would do nothing."""
+    settings = _given(args, "drafter")
+    for name in ("gamma", "min_confidence"):
+        value = getattr(args, name)
+        if value is not None:
+            if name in settings:
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"give {flag} or --set drafter.{name}, not both")
+            settings[name] = value
+    known = {name for part in _parts(kind) for name in _settings_of(part)}
+    _refuse_unknown(f"--drafter {args.drafter}", settings, known)
+    return settings
+
+
+def _refuse_unknown(what: str, settings: dict[str, Any], known: set[str]) -> None:
+    from specjax.core import near
+
+    for name in settings:
+        if name not in known:
+            hint = near(name, known) if known else "it has none."
+            raise ValueError(f"{name} is no setting of {what}; {hint}")
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    """The classes whose settings a drafter takes: of a pair, those of both."""
+    from specjax import drafters
+
+    if kind is drafters.Fallback:
+        return drafters.PromptLookup, drafters.TwoModel
+    return (kind,)
+
+
+def _settings_of(kind: Any) -> set[str]:
+    """What a user may set of a drafter or verifier."""
+    return {field.name for field in dataclasses.fields(kind)} - _SET_BY_THE_LIBRARY
+
+
+_SET_BY_THE_LIBRARY = {"draft", "params", "made_for", "model", "vocab_size"}
 
 
 def _is_trained(kind: type) -> bool:
@@ -150,13 +256,11 @@ def _is_trained(kind: type) -> bool:
 
 def _check_drafter(args: argparse.Namespace):
     """The drafter's class, or None; refuses options that would do nothing."""
-    from specjax import drafters, verifiers
+    from specjax import drafters
 
-    if args.verifier is not None:
-        verifiers.get(args.verifier)
     drafter = None if args.drafter is None else drafters.get(args.drafter)
     trained = drafter is not None and _is_trained(drafter)
-    needs_draft = args.drafter == "two_model" or trained
+    needs_draft = args.drafter in ("two_model", "fallback") or trained
     if needs_draft and args.draft is None:
         what = "the folder of a trained one" if trained else "a checkpoint"
         raise ValueError(
@@ -164,21 +268,16 @@ def _check_drafter(args: argparse.Namespace):
         )
     if args.draft is not None and not needs_draft:
         raise ValueError(
-            "--draft belongs to --drafter two_model and to trained drafters, got "
-            f"--drafter {args.drafter}"
+            "--draft belongs to --drafter two_model or fallback and to trained "
+            f"drafters, got --drafter {args.drafter}"
         )
-    if args.drafter is None:
-        for name in ("gamma", "verifier"):
-            if getattr(args, name) is not None:
-                raise ValueError(f"--{name} does nothing without --drafter")
+    if drafter is None:
+        for name in ("gamma", "min_confidence", "verifier", "set"):
+            if getattr(args, name) not in (None, []):
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag} does nothing without --drafter")
         return None
-    if args.gamma is not None and not _has_gamma(drafter):
-        raise ValueError(
-            f"--gamma does nothing for --drafter {args.drafter}, whose tree says how "
-            "deep it drafts"
-        )
-    if args.gamma is not None and args.gamma < 1:
-        raise ValueError(f"--gamma must be at least 1, got {args.gamma}")
+    _drafter_settings(args, drafter)  # fails before anything is loaded
     return drafter
 
 

@@ -55,6 +55,15 @@ class SelfSpeculative(Stateless):
                 f"or early_exit, how many of the first ones do, got {self.layers} and "
                 f"{self.early_exit}"
             )
+        for name in ("layers", "early_exit"):
+            given = getattr(self, name)
+            numbers = given if isinstance(given, list | tuple | range) else (given,)
+            fits = isinstance(given, int) == (name == "early_exit")
+            if given is not None and not (fits and all(map(_is_whole, numbers))):
+                raise ValueError(
+                    "SelfSpeculative takes layers=(0, 2, ...) or early_exit=4, whole "
+                    f"numbers, got {name}={given!r}"
+                )
         if self.layers is not None:
             object.__setattr__(self, "layers", tuple(self.layers))
 
@@ -117,3 +126,7 @@ class SelfSpeculative(Stateless):
                 f"layers must ascend, and none come twice, got {self.layers}"
             )
         return chosen
+
+
+def _is_whole(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

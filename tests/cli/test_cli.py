@@ -8,6 +8,10 @@ import pytest
 from specjax import drafters
 from specjax._cli import main
 from specjax.io import load
+from tests.marks import sampled
+
+
+RATES = ["--set", "verifier.rates=[2]"]  # no acceptance rates
 
 
 def command(folder, *extra):
@@ -67,6 +71,33 @@ def test_trained_heads_are_a_folder(tiny_folder, tmp_path, capsys):
     assert drafted["stats"]["drafted"] > 0
 
 
+OPTIONS = [
+    "self_speculative --set drafter.early_exit=1 --gamma 3",
+    "self_speculative --set drafter.layers=[0,1]",
+    "lookahead --set drafter.level=4 --set drafter.window=3",
+    "fallback --draft TINY --gamma 2 --min-confidence 0.1",
+    "two_model --draft TINY --set drafter.vocabulary=intersection",
+    "placeholder --verifier block",
+]
+
+
+@pytest.mark.parametrize("options", sampled(OPTIONS, OPTIONS[0]))
+def test_drafters_without_training_and_their_settings(tiny_folder, capsys, options):
+    plain = run_json(capsys, command(tiny_folder))
+    options = options.replace("TINY", str(tiny_folder)).split()
+    drafted = run_json(capsys, command(tiny_folder, "--drafter", *options))
+    assert drafted["tokens"] == plain["tokens"]
+
+
+@pytest.mark.full
+def test_simulated_acceptance_has_its_rates(tiny_folder, capsys):
+    options = ["--drafter", "placeholder", "--verifier", "simulated", "--gamma", "3"]
+    options += ["--set", "verifier.rates=[1, 1, 0]", "--max-new-tokens", "30"]
+    out = run_json(capsys, command(tiny_folder, *options))
+    assert out["stats"]["acceptance_by_position"] == [1.0, 1.0, 0.0]
+    assert out["stats"]["block_efficiency"] == 3.0
+
+
 def test_several_prompts_and_stop_strings(tiny_folder, capsys):
     plain = run_json(capsys, command(tiny_folder, "--prompt", "the sky"))
     assert len(plain["texts"]) == 2
@@ -102,7 +133,32 @@ def test_export_writes_a_folder_that_loads(tiny_folder, tmp_path, capsys):
         (["--draft", "x"], "--drafter two_model"),
         (["--drafter", "medusa"], "the folder of a trained one"),
         (["--drafter", "medusa", "--draft", "x"], "no drafter.json"),
-        (["--drafter", "medusa", "--draft", "x", "--gamma", "2"], "whose tree"),
+        (
+            ["--drafter", "medusa", "--draft", "x", "--gamma", "2"],
+            "gamma is no setting",
+        ),
+        (["--drafter", "lookahead", "--gamma", "2"], "gamma is no setting"),
+        (["--drafter", "lookahead", "--set", "drafter.windw=2"], "'window'"),
+        (["--drafter", "lookahead", "--set", "drafter.window=x"], "window, a whole"),
+        (["--drafter", "lookahead", "--set", "window=2"], "drafter.KEY=VALUE"),
+        (["--drafter", "fallback"], "--draft"),
+        (["--drafter", "self_speculative"], "early_exit"),
+        (["--drafter", "prompt_lookup", "--min-confidence", "0.5"], "no setting"),
+        (
+            ["--drafter", "prompt_lookup", "--set", "drafter.max_ngram=x"],
+            "PromptLookup",
+        ),
+        (
+            ["--drafter", "prompt_lookup", "--gamma", "2", "--set", "drafter.gamma=3"],
+            "not both",
+        ),
+        (["--drafter", "lookahead", "--verifier", "block"], "chains of drafts only"),
+        (["--set", "drafter.gamma=3"], "--drafter"),
+        (["--drafter", "lookahead", "--set", "verifier.rates=1"], "--verifier"),
+        (
+            ["--drafter", "placeholder", "--verifier", "simulated", *RATES],
+            "acceptance rates in [0, 1]",
+        ),
         (["--gamma", "4"], "--drafter"),
         (["--verifier", "greedy"], "--drafter"),
         (["--drafter", "prompt_lookup", "--gamma", "0"], "gamma"),

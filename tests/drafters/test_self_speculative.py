@@ -132,6 +132,10 @@ def test_parameters_are_the_targets_own_arrays():
     [
         (dict(), "either layers, .* or early_exit"),
         (dict(layers=(0,), early_exit=1), "either layers, .* or early_exit"),
+        (dict(layers=2), "whole numbers, got layers=2"),
+        (dict(layers=(0, 1.0)), "whole numbers, got layers="),
+        (dict(early_exit="2"), "whole numbers, got early_exit='2'"),
+        (dict(early_exit=True), "whole numbers, got early_exit=True"),
         (dict(early_exit=0), "early_exit must be 1..3"),
         (dict(early_exit=4), "early_exit must be 1..3"),
         (dict(layers=(0, 3)), r"some of 0..2, got \(0, 3\)"),
