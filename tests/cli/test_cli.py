@@ -10,7 +10,6 @@ from specjax._cli import main
 from specjax.io import load
 from tests.marks import sampled
 
-
 RATES = ["--set", "verifier.rates=[2]"]  # no acceptance rates
 
 
