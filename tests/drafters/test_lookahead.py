@@ -11,7 +11,8 @@ from specjax.decoding import Decoder, make_rules
 from specjax.drafters import Lookahead
 from specjax.drafters._lookahead import _merged
 from specjax.ops import row_keys
-from specjax.testing import TabularLM, greedy_reference
+from specjax.testing import TabularLM, greedy_reference, reference_logits
+from tests.decoding.conftest import sharp, small_model
 from tests.marks import sampled
 
 # Sure of itself, so that texts run in circles and n-grams come again.
@@ -22,15 +23,21 @@ GREEDY = Sampling(temperature=0.0)
 CAPACITY = 48
 
 
-def best(text):
-    row = [6, 6, *text]
-    return int(np.argmax(np.asarray(TARGET.params["table"])[row[-2], row[-1]]))
+def best_of(target):
+    """The target's next token behind a text."""
+    if target is not TARGET:
+        return lambda text: int(
+            np.argmax(reference_logits(target.model, target.params, text)[-1])
+        )
+    table = np.asarray(TARGET.params["table"])
+    return lambda text: int(np.argmax(table[tuple([6, 6, *text][-2:])]))
 
 
 class Reference:
     """One row of it, with lists."""
 
-    def __init__(self, drafter, prompt, window):
+    def __init__(self, drafter, prompt, window, best):
+        self.best = best
         self.d, self.text, self.window = drafter, list(prompt), window
         self.filled, self.pool = 1, []  # the oldest n-gram first
         if drafter.prompt_as_reference:
@@ -51,13 +58,13 @@ class Reference:
         self.look_ahead()
         kept = max((self.agreed(guess) for guess in guesses), key=len, default=[])
         self.text += kept
-        self.text.append(best(self.text))
+        self.text.append(self.best(self.text))
         return guesses
 
     def agreed(self, guess):
         kept = []
         for token in guess:
-            if token != best(self.text + kept):
+            if token != self.best(self.text + kept):
                 break
             kept.append(token)
         return kept
@@ -69,7 +76,7 @@ class Reference:
             seen = self.window[0][1 : j + 1] + [
                 self.window[r][j] for r in range(1, last + 1)
             ]
-            new.append(best(self.text + seen))
+            new.append(self.best(self.text + seen))
         if self.filled < rows:
             self.window[self.filled] = new
             self.filled += 1
@@ -79,22 +86,22 @@ class Reference:
         self.window = [*self.window[1:], new]
 
 
-def start(drafter, prompts, sampling=GREEDY, new_tokens=30):
+def start(drafter, prompts, target=TARGET, new_tokens=30):
     length = jnp.array([len(p) for p in prompts])
     tokens = np.zeros((len(prompts), 8), np.int32)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = prompt
-    decoder = Decoder(MODEL, drafter, verifiers.Rejection())
+    decoder = Decoder(target.model, drafter, verifiers.Rejection())
     rules = make_rules(
-        MODEL,
+        target.model,
         length,
         row_keys(jnp.arange(len(prompts))),
         max_new_tokens=new_tokens,
-        sampling=sampling,
+        sampling=GREEDY,
     )
     begin = jax.jit(Decoder.start, static_argnums=(0, 5))
     tokens = jnp.asarray(tokens)
-    state = begin(decoder, TARGET.params, (), tokens, length, CAPACITY)
+    state = begin(decoder, target.params, (), tokens, length, CAPACITY)
     return decoder, rules, state
 
 
@@ -117,10 +124,18 @@ def test_of_every_shape(settings):
     check(Lookahead(**settings, prompt_as_reference=True))
 
 
-def check(drafter):
-    decoder, rules, state = start(drafter, PROMPTS)
+@pytest.mark.full
+def test_positions_and_sight_of_the_window_are_those_of_a_text():
+    """A transformer: what it guesses in the window it would guess reading it alone."""
+    model = small_model(vocab_size=6)
+    check(Lookahead(window=4, level=4, guesses=3), Checkpoint(model, sharp(model, 3)))
+
+
+def check(drafter, target=TARGET):
+    decoder, rules, state = start(drafter, PROMPTS, target)
+    best = best_of(target)
     rows = [
-        Reference(drafter, prompt, np.asarray(state.drafter.window[b]).tolist())
+        Reference(drafter, prompt, np.asarray(state.drafter.window[b]).tolist(), best)
         for b, prompt in enumerate(PROMPTS)
     ]
     one_round = jax.jit(Decoder.round, static_argnums=0)
@@ -130,7 +145,7 @@ def check(drafter):
         going = np.asarray(state.finish) == 0
         context = decoder.context(rules, state)
         proposal, _ = propose(drafter, (), rules.keys, state.drafter, context)
-        state = one_round(decoder, TARGET.params, (), rules, state)
+        state = one_round(decoder, target.params, (), rules, state)
         for b, row in enumerate(rows):
             if not going[b]:
                 continue
@@ -145,7 +160,7 @@ def check(drafter):
             assert state.drafter.window[b, 0, 1:].tolist() == row.window[0][1:]
     assert drafted > 0 and int(state.stats.accepted.sum()) > 0
     for row, prompt in zip(rows, PROMPTS, strict=True):
-        expected = greedy_reference(MODEL, TARGET.params, prompt, 30)
+        expected = greedy_reference(target.model, target.params, prompt, 30)
         assert row.text[len(prompt) :][:30] == expected
 
 
