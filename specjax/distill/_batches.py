@@ -48,6 +48,7 @@ class Batches:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if not len(self.corpus.tokens):
             raise ValueError("the corpus must hold at least one row, got none")
+        object.__setattr__(self, "corpus", self.corpus.bounded())
 
     @property
     def num_rows(self) -> int:

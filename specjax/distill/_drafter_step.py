@@ -24,7 +24,7 @@ from specjax.distill._micro import (
     update,
 )
 from specjax.distill._state import Batch, HeadedModel, Sums, TrainState
-from specjax.ops import locate, sum_chunks
+from specjax.ops import chunk_size, locate, sum_chunks
 
 _CHUNK = 1024  # logits of the target that are alive at once
 
@@ -306,7 +306,7 @@ def _cross_entropy(
         loss = jax.nn.logsumexp(logits, axis=-1) - chosen
         return jnp.sum(jnp.where(mask, loss, 0.0))
 
-    size = max(1, _CHUNK // mask.shape[0])
+    size = chunk_size(_CHUNK, *mask.shape)
     loss = sum_chunks(one, (hidden[:, :-1], labels, mask), size)
     return loss, jnp.sum(mask, dtype=jnp.int32)
 

@@ -20,7 +20,7 @@ from specjax.distill._response import at_labels, log_law, on_head
 from specjax.distill._state import Batch, HeadedModel, Models, Policy, Sums
 from specjax.distill._term import Term, TokenView, registry
 from specjax.models import HeadVocabulary
-from specjax.ops import cut_chunks, map_chunks
+from specjax.ops import chunk_size, map_chunks, sum_chunks
 
 Scales = tuple[Array, ...]  # of each term: weight / loss tokens
 
@@ -218,12 +218,12 @@ def _over_chunks(
 
     Chunks run along T, not B, so that rows stay where a mesh put them.
     """
-    rows, width = batch.tokens.shape
-    size = width - 1
-    if objective.chunk is not None:
-        size = min(size, max(1, objective.chunk // rows))
-    hidden = _Hidden.of(outputs)
-    labels, cached = batch.tokens[:, 1:], _law_ahead(batch.cached)
+    where = _Counted.of(batch)
+    size = chunk_size(objective.chunk, batch.tokens.shape[0], where.width)
+    masks = tuple(where.take(mask[:, 1:]) for mask in masks)
+    hidden, labels, cached = where.take(
+        (_Hidden.of(outputs), batch.tokens[:, 1:], _law_ahead(batch.cached))
+    )
     terms = [term for _, term in objective.terms]
 
     # What is scored gets its weights from whole sequences, before the loss is taken.
@@ -238,9 +238,10 @@ def _over_chunks(
     if any(type(term).score is not Term.score for term in terms):
         still = jax.lax.stop_gradient((hidden, labels, cached))
         scores = jax.lax.stop_gradient(map_chunks(score, still, size))
-    weights = [
-        term.weigh(scored, batch) for term, scored in zip(terms, scores, strict=True)
-    ]
+        scores = where.put(scores)
+    weights = where.take(
+        [term.weigh(scored, batch) for term, scored in zip(terms, scores, strict=True)]
+    )
 
     def one(models: Models, piece):
         hidden, labels, cached, weights, masks = piece
@@ -256,17 +257,57 @@ def _over_chunks(
             watched = _monitor(jax.lax.stop_gradient(bare), _any(masks))
         return parts, watched
 
-    counted = tuple(mask[:, 1:] for mask in masks)
-    pieces = (hidden, labels, cached, weights, counted)
-    if size >= width - 1:
-        return one(models, pieces)
-    again = jax.checkpoint(one)
+    pieces = (hidden, labels, cached, weights, masks)
+    parts, watched = sum_chunks(lambda piece: one(models, piece), pieces, size)
+    return [where.checked(part) for part in parts], watched
 
-    def add(total, piece):
-        return jax.tree.map(jnp.add, total, again(models, piece)), None
 
-    zeros = [jnp.zeros(())] * len(terms), (jnp.zeros(()),) * 3
-    return jax.lax.scan(add, zeros, cut_chunks(pieces, size))[0]
+@dataclass(frozen=True)
+class _Counted:
+    """The positions that are looked at: of T - 1 that predict something, K of each row.
+
+    K is the batch's `loss_width`, if it knows one: the rest of the row has no loss.
+    """
+
+    index: Array | None  # [B, K]; None: all
+    width: int  # K
+    total: int  # T - 1
+    fits: Array  # [] bool, no row counts more
+
+    @classmethod
+    def of(cls, batch: Batch) -> "_Counted":
+        counted = batch.mask[:, 1:]
+        width = counted.shape[1]
+        if batch.loss_width is None or batch.loss_width >= width:
+            return cls(None, width, width, jnp.ones((), bool))
+        # Those that count come first, in their order.
+        index = jnp.argsort(~counted, axis=1, stable=True)[:, : batch.loss_width]
+        fits = jnp.all(jnp.sum(counted, axis=1) <= batch.loss_width)
+        return cls(index, batch.loss_width, width, fits)
+
+    def take(self, tree: Any) -> Any:
+        """`[B, T-1, ...]` arrays at these positions, `[B, K, ...]`."""
+        tree, index = jax.tree.map(jnp.asarray, tree), self.index
+        if index is None:
+            return tree
+        rows = jax.vmap(lambda row, places: row[places])
+        return jax.tree.map(lambda x: rows(x, index), tree)
+
+    def put(self, tree: Any) -> Any:
+        """The inverse: zero at the other positions."""
+        index, total = self.index, self.total
+        if index is None:
+            return tree
+
+        def row(x: Array, places: Array) -> Array:
+            empty = jnp.zeros((total, *x.shape[1:]), x.dtype)
+            return empty.at[places].set(x, unique_indices=True)
+
+        return jax.tree.map(lambda x: jax.vmap(row)(x, index), tree)
+
+    def checked(self, part: Array) -> Array:
+        """A loss, or NaN where a row counts more tokens than its batch knows of."""
+        return jnp.where(self.fits, part, jnp.nan)
 
 
 @jax.tree_util.register_dataclass

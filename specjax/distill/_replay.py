@@ -120,7 +120,7 @@ class ReplayBuffer:
                 f"the buffer was made with behaviour={wanted}, got sequences "
                 f"{'without' if wanted else 'with'} one"
             )
-        return dataclasses.replace(batch, cached=None)
+        return dataclasses.replace(batch, cached=None, loss_width=self.rows.loss_width)
 
 
 @dataclasses.dataclass(frozen=True)

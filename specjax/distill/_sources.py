@@ -23,7 +23,7 @@ from specjax.decoding import decode
 from specjax.distill._mixed_model import mixed_policy
 from specjax.distill._response import at, log_law
 from specjax.distill._state import Batch, Behaviour, Models, Policy
-from specjax.ops import fold, map_chunks
+from specjax.ops import chunk_size, fold, map_chunks
 
 _sources: Registry[Callable[..., "Source"]] = Registry("data source")
 
@@ -43,6 +43,10 @@ class Source(Protocol):
 
     def width(self, width: int) -> int:
         """T of the batches that `draw` returns, for corpus batches of `width`."""
+        ...
+
+    def loss_width(self, loss_width: int | None) -> int | None:
+        """`Batch.loss_width` of what `draw` returns, for corpus batches of that one."""
         ...
 
     @property
@@ -99,6 +103,10 @@ class FixedCorpus(_Plain):
         """The corpus's."""
         return width
 
+    def loss_width(self, loss_width: int | None) -> int | None:
+        """The corpus's."""
+        return loss_width
+
     def draw(self, step_key, row_keys, batch, models, memory) -> tuple[Batch, Any]:
         """The batch itself."""
         return batch, memory
@@ -130,6 +138,10 @@ class _Rollout(_Plain):
     def width(self, width: int) -> int:
         """P + max_new_tokens."""
         return self.prompt_size + self.max_new_tokens
+
+    def loss_width(self, loss_width: int | None) -> int | None:
+        """max_new_tokens."""
+        return self.max_new_tokens
 
     def _continue(
         self, writer: Policy, keys: Array, batch: Batch
@@ -163,6 +175,7 @@ class _Rollout(_Plain):
             mask=drawn & asked,
             prompt_length=prompt_length,
             on_policy=jnp.zeros(prompt_length.shape, bool),
+            loss_width=self.max_new_tokens,
         )
         return batch, jnp.where(drawn, out.log_probs, 0.0)
 
@@ -258,9 +271,9 @@ class TeacherMixed(_Rollout):
             hidden, labels = piece
             return at(log_law(model.unembed(params, hidden)[..., :size]), labels)
 
-        rows = drawn.tokens.shape[0]
         labels = drawn.tokens[:, 1:]
-        log_q = map_chunks(score, (hidden, labels), max(1, self.chunk // rows))
+        at_once = chunk_size(self.chunk, *labels.shape)
+        log_q = map_chunks(score, (hidden, labels), at_once)
         return jnp.where(drawn.mask, jnp.pad(log_q, ((0, 0), (1, 0))), 0.0)
 
 
@@ -295,6 +308,11 @@ class Mixture:
         """The wider of the two."""
         return max(self.base.width(width), self.other.width(width))
 
+    def loss_width(self, loss_width: int | None) -> int | None:
+        """The larger of the two."""
+        both = self.base.loss_width(loss_width), self.other.loss_width(loss_width)
+        return None if None in both else max(n for n in both if n is not None)
+
     @property
     def tells_behaviour(self) -> bool:
         """Whether either does."""
@@ -307,6 +325,7 @@ class Mixture:
     def draw(self, step_key, row_keys, batch, models, memory) -> tuple[Batch, Any]:
         """Draws from one, the other or both."""
         width = self.width(batch.tokens.shape[1])
+        loss_width = self.loss_width(batch.loss_width)
 
         def drawer(index: int) -> Drawer:
             source = (self.base, self.other)[index]
@@ -319,6 +338,7 @@ class Mixture:
                     step_salted, keys, batch, models, memory[index]
                 )
                 drawn = _widen(drawn, width, self.tells_behaviour)
+                drawn = dataclasses.replace(drawn, loss_width=loss_width)
                 return drawn, (*memory[:index], kept, *memory[index + 1 :])
 
             return draw

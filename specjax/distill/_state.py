@@ -97,12 +97,23 @@ class Batch:
     cached: Any = None  # the teacher's law from disk, see `TeacherCache`
     # [B, T] bool, tokens that the student's head has a row for; None: all of them.
     writable: Array | None = None
+    # The most tokens that `mask` has in any row, known when a program is compiled: no
+    # logits are made for the others. None: not known, so as many as predict something.
+    loss_width: int | None = static_field(default=None)
 
     def for_head(self, head: HeadVocabulary | None) -> "Batch":
         """The same batch, which knows what a student with this head can write."""
         if head is None:
             return self
         return dataclasses.replace(self, writable=locate(self.tokens, head.ids)[1])
+
+    def bounded(self) -> "Batch":
+        """The same batch, on the host, which knows its `loss_width`.
+
+        Rows that are taken from it (a corpus) know the corpus's: all have one shape.
+        """
+        most = int(np.sum(np.asarray(self.mask), axis=1).max(initial=1))
+        return dataclasses.replace(self, loss_width=max(most, 1))
 
     @classmethod
     def of(

@@ -25,7 +25,7 @@ from specjax.distill._response import check_temperature, log_law
 from specjax.distill._shards import ShardReader, ShardWriter
 from specjax.distill._state import Batch, HeadedModel
 from specjax.io import model_digest, tokenizer_digest
-from specjax.ops import map_chunks
+from specjax.ops import chunk_size, map_chunks
 
 _WHAT = "teacher cache"
 
@@ -95,9 +95,8 @@ def write_teacher_cache(
         "shard_rows": shard_rows,
     }
     writer = ShardWriter(folder, _WHAT, identity, -(-len(hashes) // shard_rows))
-    read = functools.partial(
-        _read, model, top_k, float(temperature), size, max(1, chunk // batch_size)
-    )
+    at_once = chunk_size(chunk, batch_size, sequences.tokens.shape[1])
+    read = functools.partial(_read, model, top_k, float(temperature), size, at_once)
     for number in writer.missing:
         rows = np.arange(
             number * shard_rows, min(len(hashes), (number + 1) * shard_rows)

@@ -25,7 +25,7 @@ from specjax.divergences import forward_kl
 from specjax.drafters._made_for import MadeFor, check_sizes, hidden_width
 from specjax.drafters._registry import registry
 from specjax.drafters._trees import as_paths, parents_of
-from specjax.ops import locate, sum_chunks
+from specjax.ops import chunk_size, locate, sum_chunks
 
 
 @record
@@ -309,7 +309,8 @@ class Medusa:
 
     def _chunk(self, tokens: Array) -> int:
         """Positions whose logits are alive at once."""
-        return max(1, self.chunk // (self.num_heads * tokens.shape[0]))
+        rows, width = tokens.shape
+        return chunk_size(self.chunk, self.num_heads * rows, width)
 
     def _check_params(self, target: Checkpoint) -> None:
         shapes = {name: leaf.shape for name, leaf in self.params.items()}

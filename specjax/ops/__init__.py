@@ -1,7 +1,7 @@
 """Pure array maths without parameters (level 1)."""
 
 from specjax.ops._attention import attention
-from specjax.ops._chunks import cut_chunks, map_chunks, sum_chunks
+from specjax.ops._chunks import chunk_size, cut_chunks, map_chunks, sum_chunks
 from specjax.ops._rope import apply_rope, rope_frequencies, rope_kinds
 from specjax.ops._sample import fold, row_keys, sample
 from specjax.ops._tree import lineage, parent_rows, tree_depth
@@ -11,6 +11,7 @@ from specjax.ops._warp import fit_vocabulary, one_hot_log, warp
 __all__ = [
     "apply_rope",
     "attention",
+    "chunk_size",
     "cut_chunks",
     "fit_vocabulary",
     "fold",

@@ -8,6 +8,16 @@ import jax.numpy as jnp
 from jax import Array
 
 
+def chunk_size(tokens: int | None, rows: int, width: int) -> int:
+    """C, so that `rows` rows of C positions are about `tokens`; None: all of `width`.
+
+    Example:
+        >>> chunk_size(1024, rows=8, width=200), chunk_size(None, rows=8, width=200)
+        (128, 200)
+    """
+    return width if tokens is None else min(width, max(1, tokens // rows))
+
+
 def map_chunks(function, pieces, size: int):
     """`function` of each chunk, its `[B, C, ...]` results put back in a row."""
     width = jax.tree.leaves(pieces)[0].shape[1]
