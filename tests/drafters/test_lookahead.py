@@ -116,7 +116,6 @@ def test_windows_pools_and_guesses_are_the_papers(known):
     [
         dict(window=1, level=2, guesses=1),
         dict(window=5, level=2, guesses=3),
-        dict(window=1, level=4, guesses=2),
         dict(window=9, level=3, guesses=1),
     ],
 )

@@ -43,7 +43,7 @@ def test_the_whole_target_is_always_right(greedy):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("sampling", [Sampling(0.7, top_k=5), Sampling(1.0, top_p=0.8)])
+@pytest.mark.parametrize("sampling", [Sampling(0.7, top_k=5, top_p=0.8)])
 def test_the_whole_target_is_always_right_when_sampled(sampling):
     out = decoded(SelfSpeculative(layers=(0, 1, 2), gamma=3), sampling)
     assert out.stats.acceptance_rate == 1.0 and out.stats.block_efficiency == 4.0
@@ -52,7 +52,7 @@ def test_the_whole_target_is_always_right_when_sampled(sampling):
 @pytest.mark.full
 @pytest.mark.parametrize(
     "chosen",
-    [dict(early_exit=1), dict(layers=(0, 2)), dict(layers=[2], min_confidence=0.3)],
+    [dict(layers=(0, 2)), dict(layers=[2], min_confidence=0.3)],
 )
 def test_greedy_output_is_the_targets_whatever_drafts(greedy, chosen):
     out = decoded(SelfSpeculative(**chosen, gamma=4))
