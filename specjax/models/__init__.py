@@ -10,6 +10,7 @@ from specjax.models._convert import (
     tensor_shapes,
     tensor_to_hf,
 )
+from specjax.models._eagle import EagleNet
 from specjax.models._head import HEAD_IDS, HEAD_MARK, HeadVocabulary
 from specjax.models._intersected import IntersectedModel, VocabularyMap
 from specjax.models._surgery import grow, pick_layers, reduce_head, take_layers
@@ -19,6 +20,7 @@ __all__ = [
     "HEAD_IDS",
     "HEAD_MARK",
     "CausalLM",
+    "EagleNet",
     "HeadVocabulary",
     "IntersectedModel",
     "ModelConfig",

@@ -133,7 +133,7 @@ class CausalLM:
 _HEADS = ("query", "key", "value")
 
 
-class _Linear(nn.Module):
+class Linear(nn.Module):
     """`x @ W + b`, the weight kept in the layout of the configuration."""
 
     features: int
@@ -156,7 +156,7 @@ class _Linear(nn.Module):
         return y
 
 
-class _RMSNorm(nn.Module):
+class RMSNorm(nn.Module):
     eps: float
 
     @nn.compact
@@ -174,7 +174,7 @@ class _Attention(nn.Module):
     def __call__(self, x, positions, visible, cache: KVCache | None, layer: int):
         c = self.config
         batch, length, _ = x.shape
-        linear = functools.partial(_Linear, layout=c.kernel_layout)
+        linear = functools.partial(Linear, layout=c.kernel_layout)
 
         def heads(name: str, number: int) -> Array:
             y = linear(number * c.head_dim, use_bias=c.qkv_bias, name=name)(x)
@@ -184,8 +184,8 @@ class _Attention(nn.Module):
         key = heads("k_proj", c.num_kv_heads)
         value = heads("v_proj", c.num_kv_heads)
         if c.qk_norm:
-            query = _RMSNorm(c.rms_norm_eps, name="q_norm")(query)
-            key = _RMSNorm(c.rms_norm_eps, name="k_norm")(key)
+            query = RMSNorm(c.rms_norm_eps, name="q_norm")(query)
+            key = RMSNorm(c.rms_norm_eps, name="k_norm")(key)
         rotate = _rotation(c)
         query, key = rotate(query, positions), rotate(key, positions)
         if cache is None:
@@ -204,18 +204,18 @@ class _MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c = self.config
-        linear = functools.partial(_Linear, layout=c.kernel_layout, use_bias=c.mlp_bias)
+        linear = functools.partial(Linear, layout=c.kernel_layout, use_bias=c.mlp_bias)
         gate = linear(c.intermediate_size, name="gate_proj")(x)
         up = linear(c.intermediate_size, name="up_proj")(x)
         return linear(c.hidden_size, name="down_proj")(nn.silu(gate) * up)
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     config: ModelConfig
 
     @nn.compact
     def __call__(self, x, positions, visible, cache, layer: int):
-        norm = functools.partial(_RMSNorm, self.config.rms_norm_eps)
+        norm = functools.partial(RMSNorm, self.config.rms_norm_eps)
         y, cache, heads = _Attention(self.config, name="self_attn")(
             norm(name="input_layernorm")(x), positions, visible, cache, layer
         )
@@ -234,9 +234,9 @@ class _Decoder(nn.Module):
             "embed_tokens", nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size)
         )
         # Unrolled: scanning over stacked layers copies each slice when decoding.
-        block = nn.remat(_Block, static_argnums=(5,)) if self.remat else _Block
+        block = nn.remat(Block, static_argnums=(5,)) if self.remat else Block
         self.layers = [block(c) for _ in range(c.num_layers)]
-        self.norm = _RMSNorm(c.rms_norm_eps)
+        self.norm = RMSNorm(c.rms_norm_eps)
         if not c.tie_word_embeddings:
             self.lm_head = self.param(
                 "lm_head", nn.initializers.normal(0.02), (c.head_size, c.hidden_size)
