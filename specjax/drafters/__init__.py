@@ -4,6 +4,7 @@
 and read by `load`.
 """
 
+from specjax.drafters._eagle import Eagle, Eagle3
 from specjax.drafters._fallback import Fallback
 from specjax.drafters._lookahead import Lookahead
 from specjax.drafters._made_for import MadeFor
@@ -20,6 +21,8 @@ names = registry.names
 get = registry.get
 
 __all__ = [
+    "Eagle",
+    "Eagle3",
     "Fallback",
     "Lookahead",
     "MadeFor",

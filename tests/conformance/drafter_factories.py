@@ -32,6 +32,18 @@ def _medusa(target: Checkpoint):
     return medusa.with_params({"w1": own["w1"] + noise})
 
 
+def _eagle(target: Checkpoint):
+    """Random weights that draft a chain."""
+    return _random(drafters.Eagle(gamma=GAMMA), target)
+
+
+def _eagle3(target: Checkpoint):
+    """Random weights that draft a tree, over some of the ids."""
+    ids = range(target.model.vocab_size - 1)
+    tree = dict(gamma=GAMMA, nodes=6, top_k=2)
+    return _random(drafters.Eagle3(vocabulary=ids, **tree), target)
+
+
 def _lookahead(target: Checkpoint):
     return drafters.Lookahead(
         window=3, level=GAMMA + 1, guesses=3, pool=16, prompt_as_reference=True
@@ -52,6 +64,8 @@ def _placeholder(target: Checkpoint):
 
 
 FACTORIES = {
+    "eagle": _eagle,
+    "eagle3": _eagle3,
     "fallback": _fallback,
     "lookahead": _lookahead,
     "medusa": _medusa,
@@ -62,7 +76,26 @@ FACTORIES = {
 }
 
 
-OF_LAYERS = {"self_speculative"}
+OF_LAYERS = {"eagle", "eagle3", "self_speculative"}
+
+
+@functools.cache
+def _random(drafter, target: Checkpoint):
+    """The drafter with fresh weights and noise on them."""
+
+    @jax.jit
+    def draw(params):
+        own = drafter.init_params(jax.random.key(0), Checkpoint(target.model, params))
+        leaves, tree = jax.tree.flatten(own)
+        keys = jax.random.split(jax.random.key(6), len(leaves))
+        noise = [
+            jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(
+            tree, [a + b for a, b in zip(leaves, noise, strict=True)]
+        )
+
+    return drafter.with_params(draw(target.params))
 
 
 def target_for(name: str, table: Checkpoint) -> Checkpoint:

@@ -19,13 +19,16 @@ from tests.conformance.drafter_factories import (
     make_drafter,
     target_for,
 )
+from tests.marks import sampled
 
 MODEL = TabularLM(5, order=2)
 TARGET = Checkpoint(MODEL, MODEL.init(jax.random.key(0)))
 PROMPT = [1, 2, 0, 1, 2]
 FILTERED = Sampling(0.7, top_k=3, top_p=0.9, min_p=0.02)
 
-each = pytest.mark.parametrize("name", drafters.names())
+HEAVY = {"eagle", "eagle3"}  # tested by themselves in the default run
+LIGHT = [name for name in drafters.names() if name not in HEAVY]
+each = pytest.mark.parametrize("name", sampled(drafters.names(), *LIGHT))
 
 
 def has_gamma(name):
@@ -51,7 +54,9 @@ def _propose(model, drafter, target_params, params, keys, context):
     """The first round, behind the target's prefill."""
     tokens = context.tokens[:, :-4]
     cache = model.init_cache(tokens.shape[0], 16)
-    out, cache = model.apply(target_params, tokens[:, :-1], cache)
+    features = tuple(getattr(drafter, "features", ()))
+    asked = {"features": features} if features else {}
+    out, cache = model.apply(target_params, tokens[:, :-1], cache, **asked)
     cache = cache.with_length(context.length - 1)
     context = dataclasses.replace(context, cache=cache)
     state = drafter.init(params, tokens, context.length, 16, out)
@@ -238,7 +243,7 @@ def test_tokenisers_of_equal_size_must_agree_on_every_id():
 @pytest.mark.parametrize("name", [n for n in drafters.names() if has_gamma(n)])
 def test_a_draft_length_that_is_none_is_refused(name, gamma):
     with pytest.raises(ValueError, match="gamma, the tokens drafted in a round, must"):
-        dataclasses.replace(FACTORIES[name](TARGET), gamma=gamma)
+        dataclasses.replace(FACTORIES[name](target_for(name, TARGET)), gamma=gamma)
 
 
 def test_two_model_needs_a_checkpoint_in_generate():
