@@ -21,7 +21,11 @@ class Size:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of training: it ends at `steps` or at `max_seconds`."""
+    """A stretch of training: it ends at `steps` or at `max_seconds`.
+
+    On a slow machine a third of the steps is taken all the same: a model that has
+    hardly begun to learn would be compared with another one.
+    """
 
     steps: int
     learning_rate: float
@@ -29,6 +33,11 @@ class Stage:
     schedule: Literal["constant", "cosine", "linear"] = "linear"
     warmup: int = 20
     max_seconds: float | None = None
+
+    @property
+    def min_steps(self) -> int:
+        """Steps that are taken however long they take."""
+        return -(-self.steps // 3)
 
     def __post_init__(self):
         if self.steps <= self.warmup:

@@ -1,7 +1,7 @@
 """The last part of a run: measure every arm in one go, write the report."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,12 @@ class Pair:
 
 def evaluate(config: Config, pair: Pair, progress: Progress) -> dict[str, Any]:
     """Measures everything that the report says."""
-    settings, extra = _settings(config, pair, progress)
-    curve = _speedup_curve(config, pair, progress)
+    ask = config.eval
+    gammas = {batch: [ask.gamma] for batch in ask.batches}
+    gammas[1] = sorted({ask.gamma, *ask.gammas})  # of the curve
+    costs = {batch: _costs(config, pair, batch, each) for batch, each in gammas.items()}
+    settings, extra = _settings(config, pair, costs, progress)
+    curve = _speedup_curve(config, pair, costs[1], progress)
     lossless = _lossless(config, pair, progress)
     return {
         "settings": settings,
@@ -49,12 +53,13 @@ def _drafter(draft: Checkpoint, gamma: int) -> drafters.TwoModel:
     return drafters.TwoModel(draft, gamma=gamma)
 
 
-def _settings(config: Config, pair: Pair, progress: Progress):
+def _settings(
+    config: Config, pair: Pair, costs: Mapping[int, "Costs"], progress: Progress
+):
     """The main table: decoding x batch x arm."""
     ask = config.eval
     arms = {name: _drafter(d, ask.gamma) for name, d in pair.drafts.items()}
     main = {name: arms[name] for name in (STANDARD, DISTILLED)}
-    costs = {batch: _costs(config, pair, batch, ask.gamma) for batch in ask.batches}
     runs = [(name, batch) for batch in ask.batches for name in DECODINGS]
     task = progress.add_task("measuring decoding", total=len(runs))
     settings, by_position, equal_time = [], {}, {}
@@ -83,14 +88,28 @@ def _settings(config: Config, pair: Pair, progress: Progress):
     }
 
 
-def _costs(config: Config, pair: Pair, batch: int, gamma: int):
-    """Single passes of target and draft, timed in the middle of a text."""
-    return evals.pass_costs(
-        pair.target,
-        pair.drafts[DISTILLED],
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Single passes, timed in turn in the middle of a text."""
+
+    target_ms: float  # a target pass of one token
+    draft: float  # a draft pass over it
+    verify: Mapping[int, float]  # by gamma, a target pass of gamma + 1 tokens over it
+
+
+def _costs(config: Config, pair: Pair, batch: int, gammas: Collection[int]) -> Costs:
+    """Measured once a batch, so that all predictions rest on the same figures."""
+    timings = evals.time_passes(
+        {"target": (pair.target, 1), "draft": (pair.drafts[DISTILLED], 1)}
+        | {str(gamma): (pair.target, gamma + 1) for gamma in gammas},
         batch=batch,
-        gamma=gamma,
         capacity=config.eval.prompt_length + config.eval.max_new_tokens,
+    )
+    one = timings["target"]
+    return Costs(
+        1e3 * one.median_s,
+        evals.ratio(timings["draft"], one),
+        {gamma: evals.ratio(timings[str(gamma)], one) for gamma in gammas},
     )
 
 
@@ -103,10 +122,9 @@ def _arm(arm: evals.Arm) -> dict[str, float]:
     }
 
 
-def _setting(decoding, batch, gamma, found, costs) -> dict[str, Any]:
+def _setting(decoding, batch, gamma, found, costs: Costs) -> dict[str, Any]:
     standard, distilled = _arm(found[STANDARD]), _arm(found[DISTILLED])
-    c = evals.ratio(costs["draft"], costs["target"])
-    verify = evals.ratio(costs["verify"], costs["target"])
+    c, verify = costs.draft, costs.verify[gamma]
     return {
         "decoding": decoding,
         "batch": batch,
@@ -120,7 +138,9 @@ def _setting(decoding, batch, gamma, found, costs) -> dict[str, Any]:
         "costs": {
             "draft_over_target": c,
             "verify_over_target": verify,
-            **{f"{name}_pass_ms": 1e3 * t.median_s for name, t in costs.items()},
+            "target_pass_ms": costs.target_ms,
+            "draft_pass_ms": c * costs.target_ms,
+            "verify_pass_ms": verify * costs.target_ms,
         },
         "predicted_speedup": {
             "here": evals.speedup(distilled["tau"], gamma, c, verify),
@@ -130,7 +150,7 @@ def _setting(decoding, batch, gamma, found, costs) -> dict[str, Any]:
     }
 
 
-def _speedup_curve(config: Config, pair: Pair, progress: Progress):
+def _speedup_curve(config: Config, pair: Pair, costs: Costs, progress: Progress):
     """Speed-up of DistillSpec by draft length, T=1, batch 1, beside predictions."""
     ask = config.eval
     gammas = sorted({*ask.gammas, ask.gamma})
@@ -147,9 +167,7 @@ def _speedup_curve(config: Config, pair: Pair, progress: Progress):
             sampling=DECODINGS["T=1.0"],
             seed=config.seed + 1000,
         )[DISTILLED]
-        costs = _costs(config, pair, 1, gamma)
-        c = evals.ratio(costs["draft"], costs["target"])
-        verify = evals.ratio(costs["verify"], costs["target"])
+        c, verify = costs.draft, costs.verify[gamma]
         tau = evals.block_efficiency(found.stats.acceptance_rate, gamma)
         rows.append(
             {

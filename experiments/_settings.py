@@ -64,10 +64,14 @@ def parse(
     if "seed" in fields:
         shortcuts.setdefault("--seed", "seed")
     default = next(iter(presets))
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", default=default)
+    shown = first.parse_known_args(argv)[0].config
+    shown = shown if shown in presets else default
     parser = argparse.ArgumentParser(
         description=description,
         epilog="keys of --set, with their values in the preset "
-        f"{default!r}:\n{_listing(presets[default])}",
+        f"{shown!r}:\n{_listing(presets[shown])}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

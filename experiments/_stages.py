@@ -232,6 +232,7 @@ class Run:
             corpus.sequences.batches(ask.batch_size, seed),
             steps=stage.steps,
             seconds=stage.max_seconds,
+            min_steps=stage.min_steps,
             workdir=self.workdir,
             label=name,
             save_every=ask.checkpoint_every,
@@ -242,6 +243,9 @@ class Run:
         if result.stopped == "seconds":
             done = f"{int(result.state.step)} of {stage.steps} steps"
             self.notes[f"{name}: stopped by time"] = done
+            self.progress.console.print(
+                f"{name}: stopped by time at {done}; this machine is slow or busy"
+            )
         return result
 
     def _seed(self, name: str) -> int:
@@ -398,7 +402,10 @@ def _optimizer(stage: Stage, trained: Checkpoint):
 
 def equal_steps(stage: Stage, distilled: Trained) -> Stage:
     """The baseline's stage: the steps that distillation came to, no time limit."""
-    return dataclasses.replace(stage, steps=distilled.steps, max_seconds=None)
+    warmup = min(stage.warmup, distilled.steps - 1)
+    return dataclasses.replace(
+        stage, steps=distilled.steps, warmup=warmup, max_seconds=None
+    )
 
 
 def equal_time(stage: Stage, distilled: Trained, baseline: Trained) -> Stage:

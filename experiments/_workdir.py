@@ -57,6 +57,11 @@ def open_workdir(path: str | os.PathLike, resume: bool, config: Any) -> Path:
     workdir = Path(path).expanduser()
     _check_writable(workdir)
     traces = [name for name in _TRACES if (workdir / name).exists()]
+    if traces == ["config.json"] and not resume and _is_ours(workdir):
+        (workdir / "config.json").unlink()  # it failed before it had anything to keep
+        traces = []
+    if resume and not traces:
+        print(f"nothing to resume in {workdir}: a new run begins", file=sys.stderr)
     if traces and not resume:
         raise ValueError(
             f"the workdir {workdir} holds a run already ({', '.join(traces)}): "
@@ -65,6 +70,15 @@ def open_workdir(path: str | os.PathLike, resume: bool, config: Any) -> Path:
     if traces:
         _check_same(workdir, config)
     return workdir
+
+
+def _is_ours(workdir: Path) -> bool:
+    """Whether `config.json` was written here, and is not that of a model, say."""
+    try:
+        record = json.loads((workdir / "config.json").read_text("utf-8"))
+    except ValueError:
+        return False
+    return isinstance(record, dict) and {"config", "versions"} <= record.keys()
 
 
 def _check_writable(workdir: Path) -> None:

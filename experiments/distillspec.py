@@ -1,4 +1,4 @@
-"""DistillSpec, end to end: distil a draft against a target, decode, measure, prove.
+r"""DistillSpec, end to end: distil a draft against a target, decode, measure, prove.
 
     python -m experiments.distillspec                    # quick: 6 minutes on 2 cores
     python -m experiments.distillspec --config smollm2   # the real SmolLM2-135M
@@ -72,7 +72,9 @@ def main() -> None:
         pair = train(args, workdir, progress)
         report = evaluate(args.config, pair, progress)
     report = {**names(args.config), **report}
-    report["training"]["whole run, seconds"] = time.perf_counter() - begin
+    report["training"]["seconds since the run was last started"] = (
+        time.perf_counter() - begin
+    )
     write_report(workdir, report)
     print_report(console, report)
     console.print(f"Everything is in {workdir}; start with report.md.")

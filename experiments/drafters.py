@@ -1,4 +1,4 @@
-"""Every drafter on equal data: acceptance, cost, predicted and measured speed.
+r"""Every drafter on equal data: acceptance, cost, predicted and measured speed.
 
     python -m experiments.drafters --predict           # is a draft worth it at all?
     python -m experiments.drafters                     # quick: 25 minutes on 2 cores

@@ -72,6 +72,7 @@ def train(
     teacher_params: Params = None,
     reference_params: Params = None,
     seconds: float | None = None,
+    min_steps: int = 0,
     workdir: str | Path | None = None,
     resume: bool = True,
     save_every: int | None = None,
@@ -104,6 +105,7 @@ def train(
         reference_params: the reference draft's, for objectives that compare with one.
         seconds: another cap, on wall time: compilation, callbacks, saving and the time
             before a resume included.
+        min_steps: steps to take all the same, however long they take.
         workdir: None writes nothing.
         resume: False refuses a `workdir` that holds a run.
         save_every: steps between checkpoints; None: only at the end.
@@ -148,7 +150,10 @@ def train(
         stack.enter_context(bar)
         interrupt = stack.enter_context(Interrupt())
         try:
-            stopped = _loop(run, steps, seconds, save_every, log_every, bar, interrupt)
+            budget = math.inf if seconds is None else seconds
+            stopped = _loop(
+                run, steps, budget, min_steps, save_every, log_every, bar, interrupt
+            )
         except KeyboardInterrupt:
             if run.usable:
                 run.save()
@@ -157,13 +162,12 @@ def train(
         return TrainResult(run.state, stopped, run.seconds, run.metrics.lines)
 
 
-def _loop(run, steps, seconds, save_every, log_every, bar, interrupt) -> str:
+def _loop(run, steps, budget, min_steps, save_every, log_every, bar, interrupt) -> str:
     """Takes steps until a cap is reached, and says which."""
-    budget = math.inf if seconds is None else seconds
-    timed = seconds is not None  # asking all processes for the time is a round trip
+    timed = budget < math.inf  # asking all processes for the time is a round trip
     run.call_back()
     while run.done < steps:
-        if timed and parallel.agree(run.seconds >= budget):
+        if timed and run.done >= min_steps and parallel.agree(run.seconds >= budget):
             return "seconds"
         run.take()
         if run.done % log_every == 0:

@@ -27,10 +27,11 @@ class ProgressBar:
 
     def __init__(self, label: str, steps: int, done: int, visible: bool):
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description:<13}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
+            TextColumn("after"),
             TimeElapsedColumn(),
             console=Console(stderr=True),
             disable=not visible,

@@ -28,6 +28,9 @@ class Late:
     def width(self, width):
         return self.source.width(width)
 
+    def loss_width(self, loss_width):
+        return None
+
     def memory(self):
         nothing = jnp.zeros((self.rows, WIDTH), jnp.int32)
         ones = jnp.ones(self.rows, jnp.int32)
@@ -35,7 +38,8 @@ class Late:
 
     def draw(self, step_key, row_keys, batch, models, memory):
         own = self.source.memory()
-        return memory, self.source.draw(step_key, row_keys, batch, models, own)[0]
+        drawn = self.source.draw(step_key, row_keys, batch, models, own)[0]
+        return memory, dataclasses.replace(drawn, loss_width=None)
 
 
 @pytest.fixture(scope="module")

@@ -177,7 +177,8 @@ def test_a_fresh_workdir_gets_a_resolved_config(tmp_path):
 
 def test_resuming_needs_the_flag_and_the_same_config(tmp_path):
     write_resolved(open_workdir(tmp_path, False, Config()), Config())
-    with pytest.raises(ValueError, match=r"holds a run already \(config.json\).*--res"):
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(ValueError, match=r"holds a run already \(config.json, .*--res"):
         open_workdir(tmp_path, False, Config())
     other = Config(seed=1, train=Train(steps=11))
     with pytest.raises(ValueError) as error:
@@ -191,8 +192,18 @@ def test_resuming_needs_the_flag_and_the_same_config(tmp_path):
     assert len(record["resumed"]) == 1
 
 
-def test_resuming_an_empty_folder_is_a_fresh_run(tmp_path):
+def test_resuming_an_empty_folder_is_a_fresh_run_and_says_so(tmp_path, capsys):
     assert open_workdir(tmp_path, True, Config()) == tmp_path
+    assert "nothing to resume" in capsys.readouterr().err
+
+
+def test_a_run_that_kept_nothing_does_not_block_the_next_one(tmp_path):
+    """Such as one whose target could not be loaded."""
+    write_resolved(open_workdir(tmp_path, False, Config()), Config())
+    other = Config(seed=1)
+    write_resolved(open_workdir(tmp_path, False, other), other)
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert record["seed"] == 1 and "resumed" not in record
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "llama"}'])
@@ -200,6 +211,9 @@ def test_a_foreign_config_is_not_resumed(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match="was not written by an experiment"):
         open_workdir(tmp_path, True, Config())
+    with pytest.raises(ValueError, match="holds a run already"):
+        open_workdir(tmp_path, False, Config())
+    assert (tmp_path / "config.json").read_text() == text
 
 
 def test_results_without_a_config_are_not_resumed(tmp_path):
