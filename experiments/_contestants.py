@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from experiments._corpus import Corpus
-from experiments._stages import Run
-from specjax import drafters
+from experiments._stages import D, Run
+from specjax import data, drafters
 from specjax.core import Checkpoint, Drafter, Params
 
 if TYPE_CHECKING:
@@ -64,6 +64,13 @@ def two_model(scene: Scene) -> Made:
     )
 
 
+def fallback(scene: Scene) -> Made:
+    """Look-up where it matches, the distilled draft elsewhere."""
+    model = two_model(scene)
+    pair = drafters.Fallback(prompt_lookup(scene).drafter, model.drafter)
+    return dataclasses.replace(model, drafter=pair)
+
+
 def self_speculative(scene: Scene) -> Made:
     """The target's own first layers, as they are."""
     ask = scene.contest
@@ -89,6 +96,35 @@ def medusa(scene: Scene) -> Made:
     heads, result = stages.fit_drafter("medusa", heads, target, scene.corpus, ask.train)
     tree = drafters.sparse_tree(_accuracies(scene, heads), ask.nodes)
     return _trained(scene, "medusa", dataclasses.replace(heads, tree=tree), result)
+
+
+def eagle(scene: Scene) -> Made:
+    """The target's last features carried on, drafted as EAGLE-2's dynamic tree."""
+    return _fit(scene, "eagle", drafters.Eagle(**_dynamic_tree(scene)))
+
+
+def eagle3(scene: Scene) -> Made:
+    """Features of three depths, trained on its own guesses, the same tree."""
+    target, size = scene.target, scene.stages.config.draft.vocab_size
+    ids = None
+    if size is not None:
+        counts = scene.corpus.sequences.counts(target.model.vocab_size)
+        ids = tuple(data.frequent_tokens(counts, size).ids.tolist())
+    draft = drafters.Eagle3(vocabulary=ids, unroll=3, **_dynamic_tree(scene))
+    return _fit(scene, "eagle3", draft)
+
+
+def _dynamic_tree(scene: Scene) -> dict[str, int]:
+    ask = scene.contest
+    return {"gamma": ask.gamma, "nodes": ask.nodes, "top_k": ask.top_k}
+
+
+def _fit(scene: Scene, name: str, drafter: D) -> Made:
+    """Trains it on the text of all, and keeps it."""
+    drafter, result = scene.stages.fit_drafter(
+        name, drafter, scene.target, scene.corpus, scene.contest.train
+    )
+    return _trained(scene, name, drafter, result)
 
 
 def _accuracies(scene: Scene, heads: drafters.Medusa) -> list[list[float]]:
@@ -121,5 +157,14 @@ def _count(params: Params) -> int:
 
 CONTESTANTS: dict[str, Callable[[Scene], Made]] = {
     make.__name__: make
-    for make in (two_model, prompt_lookup, self_speculative, lookahead, medusa)
+    for make in (
+        two_model,
+        prompt_lookup,
+        fallback,
+        self_speculative,
+        lookahead,
+        medusa,
+        eagle,
+        eagle3,
+    )
 }

@@ -18,6 +18,7 @@ class Contest:
         train: steps of every drafter that is trained, all on the same target text.
         gamma: G of chains, and the depth of trees.
         nodes: tokens drafted a round by those that draft trees.
+        top_k: tokens looked at behind each node of EAGLE's trees.
         exit_layers: of the target, that draft in `self_speculative`.
         window: W of `lookahead`, and its guesses a round.
         questions: files or data sets of questions, which tell their category; none:
@@ -35,6 +36,7 @@ class Contest:
     )
     gamma: int = 4
     nodes: int = 10
+    top_k: int = 4
     exit_layers: int = 2
     window: int = 4
     questions: tuple[str, ...] = ()
@@ -51,7 +53,15 @@ class Contest:
                 f"contest.drafters must be among {', '.join(CONTESTANTS)}, got "
                 f"{', '.join(unknown) or 'none'}"
             )
-        for name in ("gamma", "nodes", "window", "each", "longest", "max_new_tokens"):
+        for name in (
+            "gamma",
+            "nodes",
+            "top_k",
+            "window",
+            "each",
+            "longest",
+            "max_new_tokens",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(
                     f"contest.{name} must be at least 1, got {getattr(self, name)}"

@@ -69,6 +69,7 @@ def test_a_rows_output_does_not_depend_on_its_neighbours(target, two_model, prom
 
 
 @pytest.mark.parametrize("sampling", sampled([Sampling(0.8), FILTERED], FILTERED))
+@pytest.mark.full
 def test_log_probs_are_the_targets_after_sampling(target, two_model, prompts, sampling):
     """Recomputed without a cache, for drafts, corrections and bonus tokens alike."""
     out = generate(

@@ -68,6 +68,7 @@ def logits(toys, student):
 
 
 @pytest.mark.parametrize("temperature", sampled([1.0, 2.5], 2.5))
+@pytest.mark.full
 def test_both_laws_are_over_the_ids_of_the_head(toys, student, measure, temperature):
     """Li et al., EAGLE-3, arXiv 2503.01840: the target's law is renormalised."""
     reduced = student(IDS)

@@ -26,8 +26,7 @@ TARGET = Checkpoint(MODEL, MODEL.init(jax.random.key(0)))
 PROMPT = [1, 2, 0, 1, 2]
 FILTERED = Sampling(0.7, top_k=3, top_p=0.9, min_p=0.02)
 
-HEAVY = {"eagle", "eagle3"}  # tested by themselves in the default run
-LIGHT = [name for name in drafters.names() if name not in HEAVY]
+LIGHT = ("two_model", "prompt_lookup")
 each = pytest.mark.parametrize("name", sampled(drafters.names(), *LIGHT))
 
 
@@ -105,6 +104,7 @@ def test_a_row_drafts_the_same_beside_any_other(name):
         np.testing.assert_array_equal(one.log_q[order], two.log_q)
 
 
+@pytest.mark.full
 def test_two_model_drafts_follow_the_drafts_own_law():
     drafter, params = make_drafter("two_model", TARGET, 16)
     rows = 8192
@@ -165,6 +165,7 @@ class _Counting(TabularLM):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.full
 def test_two_model_stops_where_the_draft_is_not_sure(temperature):
     """Of the law before temperature; https://github.com/ggml-org/llama.cpp/issues/3919"""
     model = _Counting(5, order=2, scale=2.0)

@@ -51,6 +51,7 @@ def start(drafter, sampling, new_tokens=40, capacity=56):
     return decoder, drafter_params, rules, state
 
 
+@pytest.mark.full
 def test_the_models_cache_holds_what_it_has_seen_and_catches_up():
     decoder, params, rules, state = start(pair(), Sampling(1.0))
     one_round = jax.jit(Decoder.round, static_argnums=0)

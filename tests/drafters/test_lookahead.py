@@ -106,6 +106,7 @@ def start(drafter, prompts, target=TARGET, new_tokens=30):
 
 
 @pytest.mark.parametrize("known", sampled([False, True], True))
+@pytest.mark.full
 def test_windows_pools_and_guesses_are_the_papers(known):
     check(Lookahead(window=4, level=4, guesses=3, prompt_as_reference=known))
 

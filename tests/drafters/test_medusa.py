@@ -200,6 +200,7 @@ class TestLoss:
             (True, "soft", 18),
         ),
     )
+    @pytest.mark.full
     def test_the_loss_is_that_of_the_paper(self, share_head, labels, chunk):
         settings = dict(share_head=share_head, labels=labels, chunk=chunk)
         bound, params, tokens, mask = self.case(**settings)
@@ -288,6 +289,7 @@ def test_the_state_is_what_a_fresh_pass_says_before_the_newest_token(target):
 
 
 @pytest.mark.parametrize("verifier", sampled(["rejection", "greedy"], "rejection"))
+@pytest.mark.full
 def test_greedy_output_is_the_targets(target, verifier):
     medusa = random_heads(drafters.Medusa(3, (3, 2, 1)), target, scale=0.1)
     prompts = [[1], [2, 3], [0, 0, 0], [4, 5, 6, 7]]

@@ -76,6 +76,7 @@ def proposed(drafter, context):
     return jax.jit(bound.propose)(params, keys, (), context)[0]
 
 
+@pytest.mark.full
 def test_an_early_exit_drafts_as_its_layers_would_alone():
     """The target's cache is the draft's own, down to every draft and its law."""
     tokens = jnp.array([[1, 2, 3, 4, 5], [6, 7, 8, 0, 0], [9, 0, 0, 0, 0]])

@@ -19,6 +19,7 @@ def prompts():
     "sampling",
     sampled([Sampling(), FILTERED], FILTERED),
 )
+@pytest.mark.full
 def test_the_loop_follows_the_target_and_its_control_does_not(pair, prompts, sampling):
     target, draft = pair
     p_value, control = evals.chi_square_of_loop(

@@ -88,6 +88,7 @@ def test_output_follows_the_target_exactly_whatever_the_draft_lacks():
     np.testing.assert_allclose(found, exact, atol=1e-6)
 
 
+@pytest.mark.full
 def test_two_model_drafts_with_another_tokeniser_when_asked_to(tokenizers):
     target, draft = table(290, 0, tokenizers[0]), table(300, 1, tokenizers[1])
     with pytest.raises(ValueError, match="need the same tokeniser"):

@@ -42,6 +42,7 @@ def test_logits_equal_those_of_transformers(name, kernel_layout):
 @pytest.mark.parametrize(
     "name", sampled(["mistral_window", "rope_dynamic"], "rope_dynamic")
 )
+@pytest.mark.full
 def test_cached_logits_equal_those_of_transformers(name):
     """Three calls behind a cache, as decoding makes them."""
     checkpoint = load(name)
