@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from experiments._corpus import Corpus
-from experiments._stages import D, Run
+from experiments._stages import Run
 from specjax import data, drafters
-from specjax.core import Checkpoint, Drafter, Params
+from specjax.core import Checkpoint, Drafter, Params, TrainableDrafter
 
 if TYPE_CHECKING:
     from experiments._drafters_config import Contest
@@ -114,12 +114,12 @@ def eagle3(scene: Scene) -> Made:
     return _fit(scene, "eagle3", draft)
 
 
-def _dynamic_tree(scene: Scene) -> dict[str, int]:
+def _dynamic_tree(scene: Scene) -> dict[str, Any]:
     ask = scene.contest
     return {"gamma": ask.gamma, "nodes": ask.nodes, "top_k": ask.top_k}
 
 
-def _fit(scene: Scene, name: str, drafter: D) -> Made:
+def _fit(scene: Scene, name: str, drafter: TrainableDrafter) -> Made:
     """Trains it on the text of all, and keeps it."""
     drafter, result = scene.stages.fit_drafter(
         name, drafter, scene.target, scene.corpus, scene.contest.train
