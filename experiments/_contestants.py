@@ -13,6 +13,7 @@ from experiments._corpus import Corpus
 from experiments._stages import Run
 from specjax import data, drafters
 from specjax.core import Checkpoint, Drafter, Params, TrainableDrafter
+from specjax.models import HeadVocabulary
 
 if TYPE_CHECKING:
     from experiments._drafters_config import Contest
@@ -109,7 +110,7 @@ def eagle3(scene: Scene) -> Made:
     ids = None
     if size is not None:
         counts = scene.corpus.sequences.counts(target.model.vocab_size)
-        ids = tuple(data.frequent_tokens(counts, size).ids.tolist())
+        ids = HeadVocabulary(data.frequent_tokens(counts, size).ids)
     draft = drafters.Eagle3(vocabulary=ids, unroll=3, **_dynamic_tree(scene))
     return _fit(scene, "eagle3", draft)
 
