@@ -55,10 +55,10 @@ def sum_chunks(function, pieces, size: int):
 def cut_chunks(pieces, size: int):
     """`[B, T, ...]` as `[chunks, B, size, ...]`, padded with zeros (masked)."""
 
-    def cut(x: Array) -> Array:
+    def cut(x) -> Array:  # what is not in a jitted program yet may be NumPy's
         more = [(0, 0)] * x.ndim
         more[1] = (0, -x.shape[1] % size)
-        x = jnp.pad(x, more)
+        x = jnp.pad(jnp.asarray(x), more)
         return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
 
     return jax.tree.map(cut, pieces)
